@@ -70,7 +70,10 @@ class SbufMatrix:
         movements = [(axis.size, axis.stride) for axis in axes[rows > 1 :]]
         movements += [(counts[depth], stride) for depth, stride in far.offset.terms]
         movements += [(rotation.count, rotation.step) for rotation in far.offset.rotations]
-        if start + sum((count - 1) * (stride % self.block) for count, stride in movements) >= self.width:
+        reaches = [(count - 1) * (stride if stride < 0 else stride % self.block) for count, stride in movements]
+        if start + sum(reach for reach in reaches if reach < 0) < 0:
+            return None
+        if start + sum(reach for reach in reaches if reach > 0) >= self.width:
             return None
         size = far.dtype.itemsize
         base = far.offset.base // self.block * self.width + start
@@ -84,8 +87,10 @@ class SbufMatrix:
 
     def _inner_stride(self, stride: int) -> int | None:
         """The stride in a partition for a stride in HBM: within a row, or over whole blocks of 128 rows; else None."""
+        if stride < 0:
+            return stride if -stride < self.width else None
         blocks, remainder = divmod(stride, self.block)
-        return None if stride < 0 or remainder >= self.width else blocks * self.width + remainder
+        return None if remainder >= self.width else blocks * self.width + remainder
 
     def _axis(self, axis: Axis) -> Axis | None:
         stride = self._inner_stride(axis.stride)
