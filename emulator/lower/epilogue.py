@@ -7,6 +7,7 @@ node outside of the kernel reads is stored as well.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from types import MappingProxyType
 from typing import Final
 
 from nxpipe.emulator.ir.nodes import Node, Value
@@ -20,6 +21,7 @@ from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import AllReduce
 
+NOWHERE: Final[Mapping[Value, Tile]] = MappingProxyType({})
 _WIDEST_RESIDENT: Final = 16384  # bytes of the longest row that stays in SBUF for all tiles
 
 
@@ -53,9 +55,10 @@ class ElementwiseChain:
         pieces: Sequence[View],
         computed: dict[Value, Tile],
         resident: Mapping[HbmOperand, Tile] | None = None,
+        targets: Mapping[Value, Tile] = NOWHERE,
     ) -> None:
         """Apply all nodes to one tile and add their tiles to `computed`. `pieces` are the parts of the chain's views
-        for this tile, `computed` the tiles computed so far."""
+        for this tile, `computed` the tiles computed so far, `targets` the tiles of values that have a place already."""
         homes = {value: piece for (value, _), piece in zip(self.homes, pieces, strict=False)}
         loaded, tiles = dict(resident or {}), dict[View, Tile]()
         for value, tile in computed.items():
@@ -71,7 +74,7 @@ class ElementwiseChain:
                     loaded[operand] = load_tile(k, pieces[len(homes) + operand.number], tiles)
             operands = [_operand(operand, computed, loaded) for operand in link.operands]
             result = link.node.result
-            computed[result] = _result(k, link.node, operands, shape)
+            computed[result] = _result(k, link.node, operands, shape, targets.get(result))
             if result in homes:
                 k.copy(homes[result].far(), computed[result])
 
@@ -84,15 +87,17 @@ def _operand(
     return loaded[operand] if isinstance(operand, HbmOperand) else operand
 
 
-def _result(k: Kernel, node: Node, operands: Sequence[Tile | float], shape: tuple[int, ...]) -> Tile:
+def _result(
+    k: Kernel, node: Node, operands: Sequence[Tile | float], shape: tuple[int, ...], target: Tile | None
+) -> Tile:
     if isinstance(node.op, AllReduce):
         (tile,) = operands
         assert isinstance(tile, Tile)  # the operand of an all-reduce is a result, never a number
         k.emit(CollectiveAllReduce(engine=Engine.COLLECTIVE, dst=tile, src=tile))
         return tile
-    block = k.tile(node.result.type.dtype.on_device, *shape, buffers=2)
-    apply(k, node, block.whole, operands)
-    return block.whole
+    dst = target or k.tile(node.result.type.dtype.on_device, *shape, buffers=2).whole
+    apply(k, node, dst, operands)
+    return dst
 
 
 def load_tile(k: Kernel, piece: View, loaded: dict[View, Tile] | None = None) -> Tile:

@@ -2,8 +2,8 @@
 
 Kernels are emitted with every result in HBM. A scratch buffer can then be promoted if all its DMA copies access it as a
 matrix of rows, up to 128 rows at a time; row r is placed on partition r modulo 128, or on partition r if there are
-fewer. The buffer gets an SBUF address that no kernel uses during its live range. Constants that are read more than once are promoted too, and loaded at the
-start.
+fewer. The buffer gets an SBUF address that no kernel uses during its live range. Constants that are read more than once
+are promoted too, and loaded at the start.
 
 Invariant: promotion replaces only the HBM side of DMA copies by the SBUF location of the same elements, and no other
 instruction or promoted buffer uses that location during the live range. It therefore cannot change a result.
@@ -122,9 +122,9 @@ def _split(axes: Sequence[Axis], matrix: "SbufMatrix") -> tuple[int, int, int] |
     for index, axis in enumerate(axes):
         row_elements = matrix.width if axis.stride == 1 else 1
         rows, remainder = divmod(axis.size, row_elements)
-        if axis.stride * row_elements == matrix.width and not remainder and rows and not rows % matrix.lanes:
-            if rows > matrix.lanes or row_elements > 1:
-                return index, rows // matrix.lanes, row_elements
+        is_rows = axis.stride * row_elements == matrix.width and not remainder and rows and not rows % matrix.lanes
+        if is_rows and (rows > matrix.lanes or row_elements > 1):
+            return index, rows // matrix.lanes, row_elements
     return None
 
 
