@@ -5,21 +5,23 @@ node outside of the kernel reads is stored as well.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
+from types import MappingProxyType
 from typing import Final
 
 from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.collective import CollectiveAllReduce
 from nxpipe.emulator.isa.instruction import Engine
-from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.isa.operands import Axis, Tile
 from nxpipe.emulator.lower.elementwise import apply, temporaries
 from nxpipe.emulator.lower.grouping import ChainNode, EpilogueFusion, HbmOperand
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from nxpipe.emulator.lower.lanes import repeated
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import AllReduce
 
+NOWHERE: Final[Mapping[Value, Tile]] = MappingProxyType({})
 _WIDEST_RESIDENT: Final = 16384  # bytes of the longest row that stays in SBUF for all tiles
 
 
@@ -53,22 +55,26 @@ class ElementwiseChain:
         pieces: Sequence[View],
         computed: dict[Value, Tile],
         resident: Mapping[HbmOperand, Tile] | None = None,
+        targets: Mapping[Value, Tile] = NOWHERE,
     ) -> None:
         """Apply all nodes to one tile and add their tiles to `computed`. `pieces` are the parts of the chain's views
-        for this tile, `computed` the tiles computed so far."""
+        for this tile, `computed` the tiles computed so far, `targets` the tiles of values that have a place already."""
         homes = {value: piece for (value, _), piece in zip(self.homes, pieces, strict=False)}
-        loaded = dict(resident or {})
+        loaded, tiles = dict(resident or {}), dict[View, Tile]()
         for value, tile in computed.items():
             if value in homes:
                 k.copy(homes[value].far(), tile)
-        shape = pieces[0].shape if pieces else next((tile.partitions, tile.elements) for tile in computed.values())
+        if pieces:
+            shape = (pieces[0].shape[0], prod(pieces[0].shape[1:]))
+        else:
+            shape = next((tile.partitions, tile.elements) for tile in computed.values())
         for link in self.links:
             for operand in link.operands:
                 if isinstance(operand, HbmOperand) and operand not in loaded:
-                    loaded[operand] = load_tile(k, pieces[len(homes) + operand.number])
+                    loaded[operand] = load_tile(k, pieces[len(homes) + operand.number], tiles)
             operands = [_operand(operand, computed, loaded) for operand in link.operands]
             result = link.node.result
-            computed[result] = _result(k, link.node, operands, shape)
+            computed[result] = _result(k, link.node, operands, shape, targets.get(result))
             if result in homes:
                 k.copy(homes[result].far(), computed[result])
 
@@ -81,25 +87,51 @@ def _operand(
     return loaded[operand] if isinstance(operand, HbmOperand) else operand
 
 
-def _result(k: Kernel, node: Node, operands: Sequence[Tile | float], shape: tuple[int, ...]) -> Tile:
+def _result(
+    k: Kernel, node: Node, operands: Sequence[Tile | float], shape: tuple[int, ...], target: Tile | None
+) -> Tile:
     if isinstance(node.op, AllReduce):
         (tile,) = operands
         assert isinstance(tile, Tile)  # the operand of an all-reduce is a result, never a number
         k.emit(CollectiveAllReduce(engine=Engine.COLLECTIVE, dst=tile, src=tile))
         return tile
-    block = k.tile(node.result.type.dtype.on_device, *shape, buffers=2)
-    apply(k, node, block.whole, operands)
-    return block.whole
+    dst = target or k.tile(node.result.type.dtype.on_device, *shape, buffers=2).whole
+    apply(k, node, dst, operands)
+    return dst
 
 
-def load_tile(k: Kernel, piece: View) -> Tile:
-    """Load a tile of rows. A row that repeats one element (stride 0) is loaded as that element and read with stride
-    0."""
-    rows, width = piece.shape
-    repeats = width > 1 and piece.strides[1] == 0
-    block = k.tile(piece.dtype, rows, 1 if repeats else width, buffers=2)
-    k.copy(block.whole, (piece.cut((0, rows), (0, 1)) if repeats else piece).far())
-    return repeated(block.whole, width) if repeats else block.whole
+def load_tile(k: Kernel, piece: View, loaded: dict[View, Tile] | None = None) -> Tile:
+    """Load a tile of rows. Elements that a free axis repeats (stride 0) are loaded once and read with stride 0. Those
+    of a negative stride are loaded in ascending order and read backwards, or from the tile of another operand with the
+    same elements, if `loaded` has one."""
+    tiles = {} if loaded is None else loaded
+    backwards = [axis for axis, stride in enumerate(piece.strides) if axis and stride < 0]
+    start = sum((piece.shape[axis] - 1) * piece.strides[axis] for axis in backwards)
+    strides = tuple(map(abs, piece.strides[1:]))
+    upright = replace(piece, offset=piece.offset + start, strides=(piece.strides[0], *strides))
+    if upright not in tiles:
+        tiles[upright] = _load_upright(k, upright)
+    tile, axes, back = tiles[upright], [], 0
+    if not backwards:
+        return tile
+    for number, axis in enumerate(tile.axes, 1):
+        back += (axis.size - 1) * axis.stride if number in backwards else 0
+        axes.append(Axis(axis.size, -axis.stride) if number in backwards else axis)
+    return replace(tile, offset=tile.offset + back * tile.dtype.itemsize, axes=tuple(axes))
+
+
+def _load_upright(k: Kernel, piece: View) -> Tile:
+    rows, *free = piece.shape
+    sizes = [size if stride else 1 for size, stride in zip(free, piece.strides[1:], strict=True)]
+    block = k.tile(piece.dtype, rows, *sizes, buffers=2)
+    k.copy(block.whole, piece.cut((0, rows), *((0, size) for size in sizes)).far())
+    if prod(sizes) == 1 < prod(free):
+        return replace(block.whole, axes=(Axis(prod(free), 0),))
+    axes = (
+        Axis(size, axis.stride if stride else 0)
+        for size, stride, axis in zip(free, piece.strides[1:], block.whole.axes, strict=True)
+    )
+    return replace(block.whole, axes=tuple(axes))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, TypeAlias, TypeVar
+from math import prod
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from nxpipe.emulator.isa.program import Role, note_of
 from nxpipe.emulator.lower.epilogue import ElementwiseChain, Epilogue, broadcast_rows, chain_of
 from nxpipe.emulator.lower.grouping import EpilogueFusion, KernelGrouping
 from nxpipe.emulator.lower.hbm_buffers import Placement
-from nxpipe.emulator.lower.kernel import Kernel
+from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
 from nxpipe.emulator.lower.records import PlacedGraph
 from nxpipe.emulator.lower.transpose import copy_transposed, transposed_axis
 from nxpipe.emulator.lower.view import View, packed
@@ -29,6 +30,7 @@ from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Cast, Concat, Transpose
 from nxpipe.emulator.ops.base import Operator
 
+_SHORT_ROW: Final = 512  # elements: rows for which few lanes cost less than a copy in HBM
 Kind = TypeVar("Kind", bound=Operator)
 Writes: TypeAlias = Callable[["Lowering", Node, Kind], None]
 LOWERINGS: dict[type[Operator], Writes[Any]] = {}
@@ -65,7 +67,7 @@ class Lowering:
         self.groups = KernelGrouping(placed, self.places, self.k)
         self._early: set[int] = set()  # scratch written before the first loop around its readers
         self._once: dict[object, list[View]] = {}
-        self._by_row: set[int] = set()  # buffers whose rows are written one per partition
+        self._by_row: dict[int, int] = {}  # buffers whose rows are written one per partition, and their width
         self.notes: dict[str, int] = {"": 0}
 
     def note(self, node: Node) -> int:
@@ -175,13 +177,22 @@ class Lowering:
             raise NotLowered.at(node)
         return self._commit(fusion)
 
-    def keeps_rows(self, chain: ElementwiseChain) -> bool:
-        """True if a chain reads rows that a kernel has written one per partition. The chain then writes its rows in the
-        same layout, because only such buffers can be promoted to SBUF."""
-        by_row = any(view.buffer in self._by_row and view.rank > 1 for view in chain.sources)
-        if by_row:
-            self._by_row.update(view.buffer for _, view in chain.homes)
-        return by_row
+    def row_axes(self, chain: ElementwiseChain) -> tuple[int, ...] | None:
+        """The axes of a chain's views along which partitions differ, if it reads rows that a kernel has written one per
+        partition, or if its own rows are few and short. The chain then writes its rows in the same layout, because only
+        such buffers can be promoted to SBUF."""
+        candidates = [(view, self._by_row[view.buffer]) for view in chain.sources if view.buffer in self._by_row]
+        home = next((view for _, view in chain.homes if view.rank > 1), None)
+        if not candidates and home is not None and home.elements // max(home.shape[-1], 1) < PARTITIONS:
+            candidates = [(home, home.shape[-1])] if home.shape[-1] <= _SHORT_ROW else []
+        for view, width in candidates:
+            if view.rank < 2:
+                continue
+            axes = [axis for axis, size in enumerate(view.shape) if size > 1 and abs(view.strides[axis]) >= width]
+            inner = prod(size for axis, size in enumerate(view.shape) if axis not in axes)
+            self._by_row.update(dict.fromkeys((home.buffer for _, home in chain.homes), inner))
+            return tuple(axes)
+        return None
 
     def _commit(self, fusion: EpilogueFusion, kernel_readers: Sequence[Node] = ()) -> ElementwiseChain:
         done, stored = fusion.finished(kernel_readers)
@@ -193,7 +204,7 @@ class Lowering:
         """The location of a result that is written in tiles of a tensor of this shape."""
         home = self._concat_home(value, shape)
         if len(shape) == 2 and shape[-1] == value.type.shape[-1]:
-            self._by_row.add(home.buffer)
+            self._by_row[home.buffer] = shape[-1]
         return home
 
     def _concat_home(self, value: Value, shape: tuple[int, ...]) -> View:

@@ -31,8 +31,9 @@ from nxpipe.emulator.lower.matmul.tiling import HbmRows, LoadRows, OutputGroup, 
 from nxpipe.emulator.lower.matmul.tiling import LoadableRows as Sources
 from nxpipe.emulator.lower.tiles import WIDEST
 from nxpipe.emulator.lower.transpose import chunks_of, transpose_tile
+from nxpipe.emulator.lower.transposed_norm import NormForm, TransposedNormRows
 from nxpipe.emulator.lower.view import View, whole
-from nxpipe.emulator.ops import LayerNorm, RmsNorm, Softmax
+from nxpipe.emulator.ops import Cast, LayerNorm, RmsNorm, Softmax
 
 _UNUSED_TYPE: Final = DType.BFLOAT16  # type of the elementwise result of an instruction of which only the sum is used
 _STRIPS: Final = (WIDEST, WIDEST // 2, WIDEST // 4)
@@ -268,25 +269,49 @@ _PASSES: Final = 2  # passes of the vector engine over a row, without the epilog
 
 
 def write_row_kernel(
-    low: Lowering, node: Node, axes: int, fold: Callable[[RowBlock], None], kept_bytes: int = 0
+    low: Lowering,
+    node: Node,
+    axes: int,
+    fold: Callable[[RowBlock], None],
+    kept_bytes: int = 0,
+    form: NormForm | None = None,
 ) -> None:
     """Emit a row kernel over the last `axes` axes of the first operand. The other operands are rows (scale, shift) that
-    are broadcast to all rows."""
+    are broadcast to all rows. A norm has a `form`."""
     x = low.stored_view(node.operands[0])
     width = prod(x.shape[x.rank - axes :])
     flat = as_matrix(low, x, x.elements // width if width else 0, width)
     shared = [low.packed(low.view(operand)).packed_as((width,)) for operand in node.operands[1:]]
     fusion = low.groups.epilogue(node.result, width)
     consumers = low.groups.consumers(fusion, node.result, width)
-    epilogue = low.fuse_epilogue(fusion, node.result, consumers.nodes)
-    rows = RowKernel.of(low.k, flat, shared, epilogue, node.result.type.dtype.on_device, fold, kept_bytes)
-    if consumers.matmuls:
-        _write_with_matmuls(low, rows, fusion.known[consumers.value], consumers)
+    tile = fusion.known[consumers.value] if consumers.matmuls else None
+    epilogue, out = _without_cast(low.fuse_epilogue(fusion, node.result, consumers.nodes), tile)
+    rows = RowKernel.of(low.k, flat, shared, epilogue, out, fold, kept_bytes)
+    if tile is not None:
+        _write_with_matmuls(low, rows, tile, consumers, form)
     else:
         rows.write()
 
 
-def _write_with_matmuls(low: Lowering, rows: RowKernel, tile: Value, consumers: Consumers) -> None:
+def _without_cast(epilogue: Epilogue, tile: Value | None) -> tuple[Epilogue, DType]:
+    """The epilogue and the type of the result. If only a cast to another float type reads the result, it is written in
+    that type at once, which rounds as the cast does."""
+    result, chain = epilogue.result, epilogue.chain
+    readers = [link for link in chain.links if result in link.operands]
+    needed = result == tile or any(value == result for value, _ in chain.homes)
+    dtype = result.type.dtype.on_device
+    if len(readers) != 1 or needed or not isinstance(readers[0].node.op, Cast) or dtype is not DType.FLOAT32:
+        return epilogue, dtype
+    cast = readers[0].node.result
+    if not cast.type.dtype.is_float:
+        return epilogue, dtype
+    links = tuple(link for link in chain.links if link is not readers[0])
+    return replace(epilogue, result=cast, chain=replace(chain, links=links)), cast.type.dtype.on_device
+
+
+def _write_with_matmuls(
+    low: Lowering, rows: RowKernel, tile: Value, consumers: Consumers, form: NormForm | None
+) -> None:
     """Emit a row kernel with the matmuls that read its rows: fused, or after the rows are stored to HBM if that is
     cheaper or SBUF lacks space for both."""
     k, dtype = low.k, consumers.value.type.dtype.on_device
@@ -298,6 +323,10 @@ def _write_with_matmuls(low: Lowering, rows: RowKernel, tile: Value, consumers: 
     stored_ns = min(stored, default=inf) + storing.ns(k.core)
     computed = [ComputedRows(variant, tile, dtype) for variant in rows.narrower()]
     sources = [source for rows_source in computed for source in _row_sources(low, rows_source, consumers)]
+    if form is not None and not consumers.sharding:
+        result, chain = rows.epilogue.result, rows.epilogue.chain
+        transposed = TransposedNormRows(k, form, rows.x, rows.shared, result, rows.out, chain, tile, dtype)
+        sources += [transposed] if transposed.is_possible else []
     fused = min((MatmulKernel(k, source, groups) for source in sources), key=lambda kernel: kernel.ns, default=None)
     if fused is not None and fused.ns <= stored_ns and tile.type.dtype.itemsize > 1:  # bytes cannot be transposed
         fused.write()
@@ -402,7 +431,7 @@ def _layer_norm(low: Lowering, node: Node, op: LayerNorm) -> None:
 
         rows.finish(scale)
 
-    write_row_kernel(low, node, op.axes, work)
+    write_row_kernel(low, node, op.axes, work, form=NormForm(True, op.epsilon))
 
 
 @lowers(RmsNorm)
@@ -428,7 +457,7 @@ def _rms_norm(low: Lowering, node: Node, op: RmsNorm) -> None:
 
         rows.finish(scale)
 
-    write_row_kernel(low, node, op.axes, work)
+    write_row_kernel(low, node, op.axes, work, form=NormForm(False, op.epsilon))
 
 
 def _combine(rows: RowBlock, dst: Tile, intermediate: Tile, shared: Sequence[Tile]) -> None:

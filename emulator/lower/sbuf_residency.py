@@ -84,9 +84,12 @@ class SbufMatrix:
         movements = [(axis.size, axis.stride) for axis in axes[lanes > 1 :]]
         movements += [(counts[depth], stride) for depth, stride in far.offset.terms]
         movements += [(rotation.count, rotation.step) for rotation in far.offset.rotations]
-        steps = [(count, *divmod(stride % self.elements, self.block)) for count, stride in movements]
+        steps = [(count, *self._step(stride)) for count, stride in movements]
         last_block = block + sum((count - 1) * blocks for count, blocks, _ in steps)
-        if start + sum((count - 1) * elements for count, _, elements in steps) >= self.width:
+        reaches = [(count - 1) * elements for count, _, elements in steps]
+        if start + sum(reach for reach in reaches if reach < 0) < 0:
+            return None
+        if start + sum(reach for reach in reaches if reach > 0) >= self.width:
             return None
         if last_block * PARTITIONS + partition + lanes > self.rows:
             return None
@@ -100,12 +103,18 @@ class SbufMatrix:
         kept_axes = tuple(axis for axis in inner if axis) or (Axis(1, 1),)
         return Tile(Memory.SBUF, far.dtype, partition, lanes, offset, kept_axes, self.allocation)
 
+    def _step(self, stride: int) -> tuple[int, int]:
+        """The blocks of rows and the elements in a row of a stride in HBM."""
+        return (0, stride) if stride < 0 else divmod(stride % self.elements, self.block)
+
     def _inner_stride(self, stride: int) -> int | None:
         """The stride in a partition for a stride in HBM: within a row, over whole blocks of 128 rows, or over whole
         tensors; else None."""
+        if stride < 0:
+            return stride if -stride < self.width else None
         tensors, rest = divmod(stride, self.elements)
         blocks, remainder = divmod(rest, self.block)
-        if stride < 0 or remainder >= self.width:
+        if remainder >= self.width:
             return None
         return tensors * self.pitch + blocks * self.width + remainder
 

@@ -16,6 +16,7 @@ from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import (
     Attention,
     Binary,
+    Broadcast,
     Cast,
     Gather,
     Index,
@@ -292,3 +293,36 @@ def test_a_pass_that_changes_the_interface_is_caught(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("nxpipe.emulator.passes.PASSES", (rename,))
     with pytest.raises(GraphInvalid, match="rename changed the graph's inputs or outputs"):
         run_passes(valid(), PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("indices", "axis", "fast"),
+    [
+        ([[2, 3, 4]], 0, True),
+        ([[0, 2, 4], [6, 8, 10]], 0, True),
+        ([[1, 1], [1, 1]], 1, True),
+        ([5], 1, True),
+        ([4, 3], 0, False),
+        ([0, 1, 3], 0, False),
+        ([[0, 1], [0, 1]], 0, False),
+    ],
+)
+def test_a_gather_at_counted_constants_is_a_slice(indices: list[object], axis: int, fast: bool) -> None:
+    builder = GraphBuilder()
+    table = builder.input("table", TensorType((12, 7), DType.FLOAT32))
+    rows = builder.constant(np.array(indices, np.int64), DType.INT64)
+    builder.output("y", builder.add(Gather(axis), table, rows))
+    graph = builder.build()
+    simple = canonicalise(graph, PassOptions())
+    assert any(isinstance(node.op, Gather) for node in simple.nodes) is not fast
+    data = {"table": np.arange(84, dtype=np.float32).reshape(12, 7)}
+    assert np.array_equal(execute(graph, {}, data)["y"], execute(simple, {}, data)["y"])
+
+
+def test_a_mask_that_hides_nothing_is_dropped_with_its_shape() -> None:
+    builder = GraphBuilder()
+    mask = builder.input("mask", TensorType((2, 1, 1, 5), DType.BOOL))
+    all_true = builder.constant(np.ones((1, 1, 3, 1), bool), DType.BOOL)
+    builder.output("y", builder.add(Binary("and"), all_true, mask))
+    (node,) = canonicalise(builder.build(), PassOptions()).nodes
+    assert node.op == Broadcast((2, 1, 3, 5))

@@ -1,14 +1,22 @@
 """Norms and softmax. The machine has no division: a mean is a product with 1/n, a quotient one with a reciprocal, each
 of which may differ from a division by a unit of float32's last place; the bounds below are that, carried on."""
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.program import Role
-from nxpipe.emulator.ops import LayerNorm, RmsNorm, Softmax
-from tests.lower.harness import floats, of, require_equal
+from nxpipe.emulator.isa.instruction import Engine
+from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.isa.program import Role, instructions
+from nxpipe.emulator.lower import lower
+from nxpipe.emulator.ops import Binary, Cast, LayerNorm, Linear, RmsNorm, Softmax
+from tests.lower.harness import Case, Given, case, floats, of, require_equal
 from tests.lower.sweep import FLOATS, Draw, Row, sweep
+from tests.tiers import examples
 
 
 def _norm(op: type[LayerNorm | RmsNorm], most: int) -> Row:
@@ -60,3 +68,42 @@ def test_no_row_is_too_wide(dtype: DType, width: int) -> None:
 @pytest.mark.parametrize(("shape", "axis"), [((5, 0), 1), ((5, 0), 0), ((0, 5), 1), ((0, 5), 0)])
 def test_rows_of_nothing_are_nothing(shape: tuple[int, int], axis: int) -> None:
     require_equal(of(Softmax(axis, False), floats(*shape)))
+
+
+def _norm_of_few_rows(rows: int, chunks: int, dtype: DType, form: str, casts: bool) -> Case:
+    """A norm between layers of a decoder. The matmul after it has the identity as its weight, so that its result is the
+    norm's."""
+    width = 128 * chunks
+    affine = {"rms": 0, "rms with scale": 1, "centred": 0, "centred with scale": 1, "centred with both": 2}[form]
+    op = RmsNorm(1, 1e-5) if form.startswith("rms") else LayerNorm(1, 1e-5)
+
+    def build(builder: GraphBuilder, x: Value, scale: Value, identity: Value, *own: Value) -> Value:
+        own = tuple(builder.add(Cast(DType.FLOAT32), value) for value in own) if casts else own
+        normal = builder.add(op, builder.add(Cast(DType.FLOAT32), x) if casts else x, *own)
+        normal = builder.add(Cast(dtype), normal) if casts else normal
+        return builder.add(Linear(dtype), builder.add(Binary("multiply"), scale, normal), identity)
+
+    identity = Given(np.eye(width, dtype=np.float32), dtype, Role.PARAMETER)
+    vectors = [floats(width, dtype=dtype, seed=seed, role=Role.PARAMETER) for seed in range(1, 2 + affine)]
+    return case(build, floats(rows, width, dtype=dtype), vectors[0], identity, *vectors[1:])
+
+
+@settings(max_examples=examples(24))
+@given(
+    st.integers(1, 128),
+    st.integers(1, 3),
+    st.sampled_from((DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)),
+    st.sampled_from(("rms", "rms with scale", "centred", "centred with scale", "centred with both")),
+    st.booleans(),
+)
+def test_few_rows_are_spread_over_all_lanes(rows: int, chunks: int, dtype: DType, form: str, casts: bool) -> None:
+    """A unit in the last place of the norm may be more after the product with the scale."""
+    require_equal(_norm_of_few_rows(rows, chunks, dtype, form, casts), units=4, noise=1e-4, orders=("hostile",))
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_no_instruction_passes_over_a_whole_row_of_few(rows: int) -> None:
+    program = lower(_norm_of_few_rows(rows, 8, DType.BFLOAT16, "rms", True).graph, "v2")
+    passes = [step for step in instructions(program.body) if step.engine in (Engine.VECTOR, Engine.SCALAR)]
+    tiles = [place for step in passes for place in step.places.values() if isinstance(place, Tile)]
+    assert {tile.elements for tile in tiles if tile.partitions < 128} <= {512}  # sums of the matmul
