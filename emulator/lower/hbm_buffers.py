@@ -41,10 +41,16 @@ class BufferTable:
         self._table = list(table)
 
     def add(
-        self, role: Role, names: Sequence[str], dtype: DType, shape: tuple[int, ...], order: tuple[int, ...] = ()
+        self,
+        role: Role,
+        names: Sequence[str],
+        dtype: DType,
+        shape: tuple[int, ...],
+        order: tuple[int, ...] = (),
+        tile: int = 0,
     ) -> View:
         """Add a buffer for consecutive tensors of one shape, one per name; returns the view of the first."""
-        self._table.append(Buffer(role, tuple(names), dtype.on_device, shape, order))
+        self._table.append(Buffer(role, tuple(names), dtype.on_device, shape, order, tile=tile))
         return whole(len(self._table) - 1, dtype.on_device, shape)
 
     def named(self, role: Role) -> list[Buffer]:
@@ -189,7 +195,7 @@ class Placement:
             self.views |= _series_views(view, values)
         for first, values, names in self._groups(self._graph.parameters):
             stored = self.stored[first]
-            view = self.buffers.add(Role.PARAMETER, names, stored.dtype, stored.shape, stored.order)
+            view = self.buffers.add(Role.PARAMETER, names, stored.dtype, stored.shape, stored.order, stored.tile)
             self._parameters |= _series_views(view, values)
         for value, stored in self.stored.items():
             self.views[value] = stored.view_of(self._parameters[stored.parameter])

@@ -17,9 +17,9 @@ from nxpipe.emulator.isa.affine import Affine, affine, index, rotating_offset
 from nxpipe.emulator.isa.dma import DmaCopy, DmaTranspose
 from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine, Instruction
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile, contiguous
-from nxpipe.emulator.isa.program import Loop, Step
+from nxpipe.emulator.isa.program import TILE_ROWS, Loop, Step
 
-PARTITIONS: Final = 128
+PARTITIONS: Final = TILE_ROWS
 _ALIGNMENT: Final = 64  # bytes: the width of one SBUF access
 
 Span = tuple[Affine | int, int]  # start and size
@@ -79,6 +79,25 @@ class RunMajorBlock(Block):
 
     def row_stride(self, rows: int) -> int:
         return rows * self.shape[0]
+
+
+@dataclass(frozen=True)
+class TiledBlock(Block):
+    """A part of a matrix [128, chunks, columns] in the order of `Buffer.tile`: each partition has tile after tile, each
+    with its whole chunks. A last chunk of fewer than 128 rows follows, row-major."""
+
+    tile: int
+    whole_chunks: int
+
+    def cut(self, rows: int | Span, *spans: Span) -> Tile:
+        """A span of columns of one chunk: a whole tile, or any span if the block is no wider than a tile."""
+        (chunk, _), (column, size) = spans
+        if rows == PARTITIONS and self.shape[1] > self.tile:
+            start = affine(column) * self.whole_chunks + affine(chunk) * size
+        else:
+            start = affine(chunk) * self.shape[1] + column
+        tile = super().cut(rows)
+        return replace(tile, offset=tile.offset + start * self.dtype.itemsize, axes=contiguous(size))
 
 
 class Kernel:

@@ -1,17 +1,23 @@
 """Parameter layout: the transformation of weights that the host performs once, when it loads the program.
 
-It consists of casts, a permutation of axes, and a rank's slice. A weight that only linear layers or convolutions read
-is stored with its input axis first, because the tensor engine contracts over the partition dimension.
+It consists of casts, a permutation of axes, a rank's slice, and an arrangement in tiles. A weight that only linear
+layers or convolutions read is stored with its input axis first, because the tensor engine contracts over the partition
+dimension. A matrix that only matmuls read is stored in tiles, so that what a partition of SBUF takes of a block of
+columns is contiguous: DMA is slow if it moves the columns of each row separately.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Final
 
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.lower.view import View
-from nxpipe.emulator.ops import Cast, Convolution, Linear, RankSlice
+from nxpipe.emulator.isa.program import TILE_ROWS
+from nxpipe.emulator.lower.view import TiledView, View
+from nxpipe.emulator.ops import Cast, Convolution, Linear, MatMul, RankSlice
+
+_TILE: Final = 512  # columns: the most that a matmul streams at a time, a bank of PSUM
 
 
 @dataclass(frozen=True)
@@ -23,9 +29,13 @@ class StoredParameter:
     dtype: DType
     shape: tuple[int, ...]
     order: tuple[int, ...]
+    tile: int = 0  # columns; 0: row-major
 
     def view_of(self, stored: View) -> View:
-        """The view of the value, in its own order of axes, from the view of the stored tensor."""
+        """The view of the value, in its own order of axes, from the view of the stored tensor. The view of a tiled
+        matrix has its contraction axis first."""
+        if self.tile:
+            return TiledView(**vars(stored), tile=self.tile)
         if not self.order:
             return stored
         inverse = tuple(self.order.index(axis) for axis in range(len(self.order)))
@@ -34,15 +44,16 @@ class StoredParameter:
 
 def stored_parameters(graph: Graph) -> Mapping[Value, StoredParameter]:
     """The stored form of each parameter and of each value that the host computes from it."""
-    readers = _readers(graph)
+    readers, copied = _readers(graph), _copied(graph)
     stored: dict[Value, StoredParameter] = {}
     for value, nodes in host_work(graph).items():
         chain = [value, *(node.result for node in nodes)]
         last = chain[-1]
         order = _order(last, readers.get(last, []))
+        tile = 0 if last in copied else _tile(last, readers.get(last, []))
         shape = tuple(last.type.shape[axis] for axis in order) if order else last.type.shape
         for member in chain:
-            stored[member] = StoredParameter(value, last.type.dtype, shape, order)
+            stored[member] = StoredParameter(value, last.type.dtype, shape, order, tile)
     return stored
 
 
@@ -86,6 +97,21 @@ def _host_work(value: Value, readers: Mapping[Value, list[Node]], outputs: Set[V
     if value_readers[0].result in outputs:
         return None
     return value_readers[0] if value_readers[0].operands[0] == value else None
+
+
+def _copied(graph: Graph) -> set[Value]:
+    """Values that are read as they are: outputs, and values that enter or leave a repeat."""
+    at_repeats = (value for repeat in graph.repeats for value in (*repeat.carried, *repeat.given))
+    return {*graph.outputs.values(), *at_repeats}
+
+
+def _tile(value: Value, readers: Sequence[Node]) -> int:
+    """The width of a weight's tiles, if all its readers are matmuls that contract over the same axis."""
+    if not readers or value.type.rank != 2 or any(value in (node.operands[0], *node.operands[2:]) for node in readers):
+        return 0
+    kinds = {type(node.op) for node in readers}
+    contraction = value.type.shape[1 if kinds == {Linear} else 0]
+    return _TILE if kinds in ({Linear}, {MatMul}) and contraction >= 2 * TILE_ROWS else 0
 
 
 def _order(value: Value, readers: list[Node]) -> tuple[int, ...]:

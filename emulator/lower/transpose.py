@@ -17,12 +17,12 @@ from typing import Final
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, divided
 from nxpipe.emulator.isa.instruction import Engine
-from nxpipe.emulator.isa.operands import Memory, Tile
+from nxpipe.emulator.isa.operands import Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.scalar import Activation, Function
 from nxpipe.emulator.isa.tensor import NcTranspose
 from nxpipe.emulator.isa.vector import TensorCopy
-from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span, TiledBlock
+from nxpipe.emulator.lower.view import TiledView, View
 
 CHUNKS_PER_LOAD: Final = 16  # chunks loaded per transpose: 4 KiB of two-byte elements per row
 
@@ -54,6 +54,25 @@ def load_matrix(k: Kernel, dst: Block, view: View) -> None:
         _load_transposed(k, dst, view)
     else:
         _load_as_stored(k, dst, view)
+
+
+def load_tiled(k: Kernel, view: TiledView, rows: Span, columns: Span, inside: Span, buffers: int) -> TiledBlock:
+    """Load a span of chunks, given as first chunk and number of rows, and a span of columns of a tiled matrix;
+    `inside` as in `TiledView.loads`."""
+    (chunk, depth), (_, width) = rows, columns
+    block = k.tile(view.dtype, PARTITIONS, chunks_of(depth), width, buffers=buffers)
+    for dst, far in tiled_reads(view, block, chunk, depth, columns, inside):
+        k.copy(dst, far)
+    return TiledBlock(**vars(block), tile=view.tile, whole_chunks=depth // PARTITIONS)
+
+
+def tiled_reads(
+    view: TiledView, block: Block, chunk: Affine | int, depth: int, columns: Span, inside: Span
+) -> Iterator[tuple[Tile, Far]]:
+    """The destination in a block and the source of each read."""
+    for first, lanes, far in view.loads(chunk, depth, columns, inside):
+        axes = contiguous(*(axis.size for axis in far.axes[1:]))
+        yield Tile(block.memory, block.dtype, 0, lanes, block.offset + first * block.dtype.itemsize, axes), far
 
 
 def _load_as_stored(k: Kernel, dst: Block, view: View) -> None:

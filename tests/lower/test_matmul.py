@@ -5,6 +5,8 @@ from functools import partial
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.nodes import Value
@@ -83,6 +85,28 @@ def test_a_product_is_what_fast_makes_of_it_in_many_forms(row: Row) -> None:
 def test_no_size_of_a_linear_layer_is_too_large_or_too_small(role: Role, rows: int, inputs: int, outputs: int) -> None:
     given = [wholes(rows, inputs, dtype=BF16, most=1), wholes(outputs, inputs, dtype=BF16, most=1, seed=1, role=role)]
     require_equal(of(Linear(BF16), *given, wholes(outputs, seed=2)), cores=("v2",), orders=("hostile",))
+
+
+@settings(max_examples=4)
+@given(
+    st.sampled_from([1, 3, 64, 130, 700]),
+    st.integers(250, 2000),
+    st.integers(1, 2100),
+    st.sampled_from([Linear, MatMul]),
+    st.sampled_from([BF16, DType.FLOAT32]),
+    st.integers(0, 100),
+)
+def test_a_weight_in_tiles_is_read_as_the_matrix_that_it_is(
+    rows: int, inputs: int, outputs: int, kind: type[Linear | MatMul], dtype: DType, seed: int
+) -> None:
+    shape = (outputs, inputs) if kind is Linear else (inputs, outputs)
+    operands = [wholes(rows, inputs, dtype=dtype, most=1, seed=seed)]
+    operands.append(wholes(*shape, dtype=dtype, most=1, seed=seed + 1, role=Role.PARAMETER))
+    tiled = of(kind(dtype), *operands)
+    assert [buffer.tile for buffer in lower(tiled.graph, "v2").buffers if buffer.role is Role.PARAMETER] == [
+        512 if inputs >= 256 else 0
+    ]
+    require_equal(tiled, cores=("v2",), orders=("hostile",))
 
 
 def test_sums_in_another_order_are_within_one_unit_of_the_last_place() -> None:

@@ -32,7 +32,7 @@ from nxpipe.emulator.lower.matmul.tiling import (
     allocate_rows,
 )
 from nxpipe.emulator.lower.transpose import chunks_of, each_chunk, load_matrix
-from nxpipe.emulator.lower.view import View, line, whole
+from nxpipe.emulator.lower.view import TiledView, View, line, whole
 from nxpipe.emulator.ops import GroupedMatMul, Linear, MatMul
 
 
@@ -100,7 +100,10 @@ def _fused_groups(low: Lowering, nodes: Sequence[Node]) -> tuple[OutputGroup, ..
 def _operand(low: Lowering, node: Node) -> WeightOperand:
     _, weight, *bias = node.operands
     view = low.view(weight)
-    matrix = view.transposed((1, 0)) if isinstance(node.op, Linear) else view.reshaped(view.shape[-2:])
+    if isinstance(view, TiledView):
+        matrix: View | None = view
+    else:
+        matrix = view.transposed((1, 0)) if isinstance(node.op, Linear) else view.reshaped(view.shape[-2:])
     assert matrix is not None  # the batch axes have size 1
     out = node.result.type.dtype.on_device
     return WeightOperand(node.result, matrix, low.view(bias[0]) if bias else None, weight.type.dtype.on_device, out)
