@@ -13,7 +13,7 @@ from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.program import Role, instructions
 from nxpipe.emulator.lower import lower
-from nxpipe.emulator.ops import Binary, GroupedMatMul, Linear, MatMul, Transpose, Unary
+from nxpipe.emulator.ops import Binary, Cast, Gather, GroupedMatMul, Linear, MatMul, Transpose, Unary
 from tests.lower.harness import Given, case, floats, of, require_equal, wholes
 from tests.lower.sweep import Draw, Row, sweep
 
@@ -107,6 +107,37 @@ def test_a_weight_in_tiles_is_read_as_the_matrix_that_it_is(
         512 if inputs >= 256 else 0
     ]
     require_equal(tiled, cores=("v2",), orders=("hostile",))
+
+
+@pytest.mark.parametrize("dtype", [BF16, DType.FLOAT32])
+def test_a_table_that_a_matmul_reads_too_is_stored_as_rows_and_in_tiles(dtype: DType) -> None:
+    """Nothing is cast or transposed in a run."""
+
+    def build(builder: GraphBuilder, numbers: Value, table: Value) -> Value:
+        rows = builder.add(Cast(BF16), builder.add(Gather(0), table, numbers))
+        return builder.add(Linear(BF16), rows, builder.add(Cast(BF16), table) if dtype is not BF16 else table)
+
+    numbers = Given(np.random.default_rng(2).integers(0, 600, (9,)), DType.INT64)
+    tied = case(build, numbers, wholes(600, 300, dtype=dtype, most=1, role=Role.PARAMETER))
+    require_equal(tied)
+    program = lower(tied.graph, "v2")
+    stored = [buffer for buffer in program.buffers if buffer.role is Role.PARAMETER]
+    assert [(buffer.dtype, buffer.order, buffer.tile) for buffer in stored] == [(dtype, (), 0), (BF16, (1, 0), 512)]
+    assert not [buffer for buffer in program.buffers if buffer.role is Role.SCRATCH and buffer.elements >= 600 * 300]
+
+
+def test_a_parameter_that_is_rounded_twice_is_rounded_twice() -> None:
+    def build(builder: GraphBuilder, weight: Value, x: Value) -> dict[str, Value]:
+        narrow = builder.add(Cast(BF16), weight)
+        wide = builder.add(Cast(DType.FLOAT32), narrow)
+        rounded = builder.add(Cast(DType.FLOAT16), narrow)
+        return {
+            "wide": builder.add(Binary("add"), wide, x),
+            "rounded": builder.add(Binary("multiply"), builder.add(Cast(DType.FLOAT32), rounded), x),
+            "weight": builder.add(Binary("add"), weight, x),
+        }
+
+    require_equal(case(build, floats(40, 50, role=Role.PARAMETER), floats(40, 50, seed=1)))
 
 
 def test_sums_in_another_order_are_within_one_unit_of_the_last_place() -> None:

@@ -99,7 +99,7 @@ def _fused_groups(low: Lowering, nodes: Sequence[Node]) -> tuple[OutputGroup, ..
 
 def _operand(low: Lowering, node: Node) -> WeightOperand:
     _, weight, *bias = node.operands
-    view = low.view(weight)
+    view = low.weight(weight)
     if isinstance(view, TiledView):
         matrix: View | None = view
     else:
