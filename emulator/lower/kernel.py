@@ -92,12 +92,18 @@ class TiledBlock(Block):
     def cut(self, rows: int | Span, *spans: Span) -> Tile:
         """A span of columns of one chunk: a whole tile, or any span if the block is no wider than a tile."""
         (chunk, _), (column, size) = spans
-        if rows == PARTITIONS and self.shape[1] > self.tile:
-            start = affine(column) * self.whole_chunks + affine(chunk) * size
+        if self.shape[1] > self.tile:
+            return self.cut_tile(rows, chunk, (column, size), (0, size))
+        return self.cut_tile(rows, chunk, (0, self.shape[1]), (column, size))
+
+    def cut_tile(self, rows: int | Span, chunk: Affine | int, tile: Span, inside: Span) -> Tile:
+        """A span of the columns of a tile, in one chunk."""
+        if rows == PARTITIONS:
+            start = affine(tile[0]) * self.whole_chunks + affine(chunk) * tile[1] + inside[0]
         else:
-            start = affine(chunk) * self.shape[1] + column
-        tile = super().cut(rows)
-        return replace(tile, offset=tile.offset + start * self.dtype.itemsize, axes=contiguous(size))
+            start = affine(chunk) * self.shape[1] + tile[0] + inside[0]
+        whole = super().cut(rows)
+        return replace(whole, offset=whole.offset + start * self.dtype.itemsize, axes=contiguous(inside[1]))
 
 
 class Kernel:

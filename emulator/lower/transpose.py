@@ -12,6 +12,7 @@ does not: it multiplies by ones and zeros, and infinity times 0 is NaN.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from nxpipe.emulator.ir.types import DType
@@ -234,6 +235,24 @@ def _copy_matrix(k: Kernel, dst: View, src: View) -> None:
                 for chunk, depth in k.chunks(height):
                     target = dst.cut((top + chunk * PARTITIONS, depth), (left, width))
                     k.copy(target.far(), block.cut(depth, (chunk, 1)))
+
+
+def load_column(k: Kernel, vector: View) -> Block:
+    """Load a vector into a block [128, 1, chunks] of float32: element 128 c + p into partition p."""
+    full, rest = divmod(vector.shape[0], PARTITIONS)
+    block = k.tile(DType.FLOAT32, PARTITIONS, 1, full + bool(rest))
+    if full:
+        with k.scope():
+            part = vector.cut((0, full * PARTITIONS)).reshaped((full, PARTITIONS))
+            assert part is not None  # splitting an axis is always possible
+            stored = k.tile(vector.dtype, PARTITIONS, 1, full)
+            _load_part(k, stored, part)
+            dst = block.cut(PARTITIONS, (0, 1), (0, full))
+            k.emit(TensorCopy(engine=Engine.VECTOR, dst=dst, src=stored.whole))
+    if rest:
+        last = replace(vector.cut((full * PARTITIONS, rest)), shape=(rest, 1), strides=(*vector.strides, 1))
+        k.copy(block.cut(rest, (0, 1), (full, 1)), last.far())
+    return block
 
 
 def _load_part(k: Kernel, block: Block, part: View) -> None:

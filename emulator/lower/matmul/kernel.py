@@ -25,6 +25,7 @@ from nxpipe.emulator.lower.matmul.tiling import (
     OutputGroup,
     TileShape,
     Tiling,
+    WeightOperand,
     cheapest_tiling,
     psum_buffers,
     strip_width,
@@ -199,16 +200,11 @@ class _Columns:
                 outputs.finish(out_tiles, (rows[0] + tile * PARTITIONS, count), strip)
 
     def weights(self, chunk: Affine, depth: int, buffers: int) -> list[Block]:
-        blocks: list[Block] = []
-        for operand in self.group.operands:
-            if isinstance(operand.weight, TiledView):
-                inside = self.tile or self.columns
-                blocks.append(load_tiled(self.k, operand.weight, (chunk, depth), self.columns, inside, buffers))
-                continue
-            block = self.k.tile(operand.dtype, PARTITIONS, chunks_of(depth), self.columns[1], buffers=buffers)
-            load_matrix(self.k, block, operand.weight.cut((chunk * PARTITIONS, depth), self.columns))
-            blocks.append(block)
-        return blocks
+        inside = self.tile or self.columns
+        return [
+            load_weight(self.k, operand, (chunk, depth), self.columns, inside, buffers)
+            for operand in self.group.operands
+        ]
 
     def outputs(self, buffers: int) -> "_OutputTiles":
         return _OutputTiles(self, [self._bias(operand.bias, buffers) for operand in self.group.operands])
@@ -308,6 +304,18 @@ class _LoadedColumns:
                 emit_matmuls(k, sums, transposed, self.weights[number], Affine(), row, column, depth, sharing)
                 dst = out_tile.cut(row[1], *([(rank, 1)] if sharing else []), (bank, bank_width))
                 self.outputs.copy_from_psum(number, dst, sums, column)
+
+
+def load_weight(
+    k: Kernel, operand: WeightOperand, rows: tuple[Affine, int], columns: Span, inside: Span, buffers: int
+) -> Block:
+    """Load a slab, given as first chunk and number of rows, of a block of columns; `inside` as in `TiledView.loads`."""
+    if isinstance(operand.weight, TiledView):
+        return load_tiled(k, operand.weight, rows, columns, inside, buffers)
+    chunk, depth = rows
+    block = k.tile(operand.dtype, PARTITIONS, chunks_of(depth), columns[1], buffers=buffers)
+    load_matrix(k, block, operand.weight.cut((chunk * PARTITIONS, depth), columns))
+    return block
 
 
 def emit_matmuls(
