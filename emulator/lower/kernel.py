@@ -17,9 +17,9 @@ from nxpipe.emulator.isa.affine import Affine, affine, index, rotating_offset
 from nxpipe.emulator.isa.dma import DmaCopy, DmaTranspose
 from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine, Instruction
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile, contiguous
-from nxpipe.emulator.isa.program import Loop, Step
+from nxpipe.emulator.isa.program import TILE_ROWS, Loop, Step
 
-PARTITIONS: Final = 128
+PARTITIONS: Final = TILE_ROWS
 _ALIGNMENT: Final = 64  # bytes: the width of one SBUF access
 
 Span = tuple[Affine | int, int]  # start and size
@@ -97,6 +97,31 @@ class RunMajorBlock(Block):
 
     def row_stride(self, rows: int) -> int:
         return rows * self.shape[0]
+
+
+@dataclass(frozen=True)
+class TiledBlock(Block):
+    """A part of a matrix [128, chunks, columns] in the order of `Buffer.tile`: each partition has tile after tile, each
+    with its whole chunks. A last chunk of fewer than 128 rows follows, row-major."""
+
+    tile: int
+    whole_chunks: int
+
+    def cut(self, rows: int | Span, *spans: Span) -> Tile:
+        """A span of columns of one chunk: a whole tile, or any span if the block is no wider than a tile."""
+        (chunk, _), (column, size) = spans
+        if self.shape[1] > self.tile:
+            return self.cut_tile(rows, chunk, (column, size), (0, size))
+        return self.cut_tile(rows, chunk, (0, self.shape[1]), (column, size))
+
+    def cut_tile(self, rows: int | Span, chunk: Affine | int, tile: Span, inside: Span) -> Tile:
+        """A span of the columns of a tile, in one chunk."""
+        if rows == PARTITIONS:
+            start = affine(tile[0]) * self.whole_chunks + affine(chunk) * tile[1] + inside[0]
+        else:
+            start = affine(chunk) * self.shape[1] + tile[0] + inside[0]
+        whole = super().cut(rows)
+        return replace(whole, offset=whole.offset + start * self.dtype.itemsize, axes=contiguous(inside[1]))
 
 
 class Kernel:

@@ -15,10 +15,10 @@ from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Step, within
 from nxpipe.emulator.isa.vector import TensorCopy
-from nxpipe.emulator.lower.kernel import PARTITIONS
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block
 from nxpipe.emulator.lower.tiles import WIDEST
-from nxpipe.emulator.lower.transpose import must_transpose
-from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.lower.transpose import chunks_of, must_transpose, tiled_reads
+from nxpipe.emulator.lower.view import TiledView, View
 
 # The share of HBM time (bytes at full bandwidth) that is added to a kernel's time even if an engine is the bottleneck:
 # the traffic costs energy, and delays transfers of other queues.
@@ -58,12 +58,18 @@ class KernelCost:
 def load_cost(core: CoreSpec, view: View, chunks: int, width: int) -> KernelCost:
     """Cost of loading a slab [chunks, width] of a matrix [contraction, others] to SBUF."""
     summed, others = min(view.shape[0], chunks * PARTITIONS), min(view.shape[1], width)
+    nbytes = summed * others * view.dtype.itemsize
+    if isinstance(view, TiledView):
+        block = Block(Memory.SBUF, view.dtype, PARTITIONS, (chunks_of(summed), others), Affine())
+        reads = tiled_reads(view, block, 0, summed, (0, others), (0, min(view.tile, view.shape[1])))
+        copies = (DmaCopy(engine=Engine.DMA0, dst=dst, src=src) for dst, src in reads)
+        return KernelCost(sum(cost(copy, core).ns for copy in copies), bytes=nbytes)
     slab = view.cut((0, summed), (0, others))
     ordered = slab.transposed((1, 0)) if must_transpose(view) else slab
     partitions = min(ordered.shape[0], PARTITIONS)
     tile = sbuf_tile(view.dtype, partitions, ceil(ordered.shape[0] / partitions), ordered.shape[1])
     copy = DmaCopy(engine=Engine.DMA0, dst=tile, src=ordered.far())
-    return KernelCost(cost(copy, core).ns, bytes=summed * others * view.dtype.itemsize)
+    return KernelCost(cost(copy, core).ns, bytes=nbytes)
 
 
 def transpose_cost(core: CoreSpec, dtype: DType, chunks: int, width: int) -> KernelCost:

@@ -87,6 +87,10 @@ class Lowering:
         in the operand's type; readers widen it as they load it."""
         return self.places.views[value]
 
+    def weight(self, value: Value) -> View:
+        """The view of a matmul's second operand: its tiled form, if it is a parameter that has one."""
+        return self.places.weights.get(value) or self.view(value)
+
     def home(self, value: Value) -> View:
         """The contiguous location of a node's result."""
         homes = self.places.homes

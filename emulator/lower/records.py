@@ -15,7 +15,7 @@ from nxpipe.emulator.isa.program import Buffer, Loop, Program, Step
 from nxpipe.emulator.isa.text import affine_text, labelled, lines
 from nxpipe.emulator.lower.dataflow import Liveness
 from nxpipe.emulator.lower.kernel import Allocation
-from nxpipe.emulator.lower.parameters import StoredParameter
+from nxpipe.emulator.lower.parameters import StoredForms, StoredParameter
 from nxpipe.emulator.lower.view import View
 
 TableKey: TypeAlias = tuple[str, DType, tuple[int, ...]]  # digest of the bytes, type and shape
@@ -44,12 +44,13 @@ class PlacedGraph:
 
     target: TargetGraph
     liveness: Liveness
-    stored: Mapping[Value, StoredParameter]
+    stored: Mapping[Value, StoredForms]
     buffers: tuple[Buffer, ...]
     constants: Mapping[str, bytes]
     views: Mapping[Value, View]
+    weights: Mapping[Value, View]  # of tiled forms
     homes: Mapping[Value, View]
-    parameters: Mapping[Value, View]  # in their buffers' order of axes
+    parameters: Mapping[StoredParameter, View]  # in their buffers' order of axes
     outputs: Mapping[str, View]
     tables: Mapping[TableKey, View]
 

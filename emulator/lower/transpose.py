@@ -12,17 +12,18 @@ does not: it multiplies by ones and zeros, and infinity times 0 is NaN.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, affine, divided
 from nxpipe.emulator.isa.instruction import Engine
-from nxpipe.emulator.isa.operands import Memory, Tile
+from nxpipe.emulator.isa.operands import Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.scalar import Activation, Function
 from nxpipe.emulator.isa.tensor import NcTranspose
 from nxpipe.emulator.isa.vector import TensorCopy
-from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span, TiledBlock
+from nxpipe.emulator.lower.view import TiledView, View
 
 CHUNKS_PER_LOAD: Final = 16  # chunks loaded per transpose: 4 KiB of two-byte elements per row
 
@@ -54,6 +55,25 @@ def load_matrix(k: Kernel, dst: Block, view: View) -> None:
         _load_transposed(k, dst, view)
     else:
         _load_as_stored(k, dst, view)
+
+
+def load_tiled(k: Kernel, view: TiledView, rows: Span, columns: Span, inside: Span, buffers: int) -> TiledBlock:
+    """Load a span of chunks, given as first chunk and number of rows, and a span of columns of a tiled matrix;
+    `inside` as in `TiledView.loads`."""
+    (chunk, depth), (_, width) = rows, columns
+    block = k.tile(view.dtype, PARTITIONS, chunks_of(depth), width, buffers=buffers)
+    for dst, far in tiled_reads(view, block, chunk, depth, columns, inside):
+        k.copy(dst, far)
+    return TiledBlock(**vars(block), tile=view.tile, whole_chunks=depth // PARTITIONS)
+
+
+def tiled_reads(
+    view: TiledView, block: Block, chunk: Affine | int, depth: int, columns: Span, inside: Span
+) -> Iterator[tuple[Tile, Far]]:
+    """The destination in a block and the source of each read."""
+    for first, lanes, far in view.loads(chunk, depth, columns, inside):
+        axes = contiguous(*(axis.size for axis in far.axes[1:]))
+        yield Tile(block.memory, block.dtype, 0, lanes, block.offset + first * block.dtype.itemsize, axes), far
 
 
 def _load_as_stored(k: Kernel, dst: Block, view: View) -> None:
@@ -243,6 +263,24 @@ def _copy_matrix(k: Kernel, dst: View, src: View) -> None:
                 for chunk, depth in k.chunks(height):
                     target = dst.cut((top + chunk * PARTITIONS, depth), (left, width))
                     k.copy(target.far(), block.cut(depth, (chunk, 1)))
+
+
+def load_column(k: Kernel, vector: View) -> Block:
+    """Load a vector into a block [128, 1, chunks] of float32: element 128 c + p into partition p."""
+    full, rest = divmod(vector.shape[0], PARTITIONS)
+    block = k.tile(DType.FLOAT32, PARTITIONS, 1, full + bool(rest))
+    if full:
+        with k.scope():
+            part = vector.cut((0, full * PARTITIONS)).reshaped((full, PARTITIONS))
+            assert part is not None  # splitting an axis is always possible
+            stored = k.tile(vector.dtype, PARTITIONS, 1, full)
+            _load_part(k, stored, part)
+            dst = block.cut(PARTITIONS, (0, 1), (0, full))
+            k.emit(TensorCopy(engine=Engine.VECTOR, dst=dst, src=stored.whole))
+    if rest:
+        last = replace(vector.cut((full * PARTITIONS, rest)), shape=(rest, 1), strides=(*vector.strides, 1))
+        k.copy(block.cut(rest, (0, 1), (full, 1)), last.far())
+    return block
 
 
 def _load_part(k: Kernel, block: Block, part: View) -> None:

@@ -4,7 +4,7 @@
 output group: the same columns of all of them are in SBUF together, so that only the result of that node is stored.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -25,12 +25,13 @@ from nxpipe.emulator.lower.matmul.tiling import (
     OutputGroup,
     TileShape,
     Tiling,
+    WeightOperand,
     cheapest_tiling,
     psum_buffers,
     strip_width,
 )
-from nxpipe.emulator.lower.transpose import chunks_of, each_chunk, each_slab, load_matrix
-from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.lower.transpose import chunks_of, each_chunk, each_slab, load_matrix, load_tiled
+from nxpipe.emulator.lower.view import TiledView, View
 
 
 @dataclass(frozen=True)
@@ -108,20 +109,17 @@ class MatmulKernel:
                 with k.scope():
                     fill(transposed, rows)
                 for group, tile_shape in zip(self.groups, tiling.pieces, strict=True):
-                    for columns in k.spans(group.columns, tile_shape.width):
+                    for columns in _column_blocks(self, group, tile_shape.width):
                         with k.scope():
-                            _Columns(self, group, columns).write(transposed, rows, tile_shape)
+                            columns.write(transposed, rows, tile_shape)
 
     def _weight_stationary(self, tiling: Tiling, fill: LoadRows) -> None:
         """Weights stay in SBUF while rows stream past them. Only a single output group may be cut into column
         blocks."""
         k, (first, *others) = self.k, self.groups
-        for columns in k.spans(first.columns, tiling.pieces[0].width):
+        for columns in _column_blocks(self, first, tiling.pieces[0].width):
             with k.scope():
-                column_spans = [
-                    _Columns(self, first, columns),
-                    *(_Columns(self, group, (0, group.columns)) for group in others),
-                ]
+                column_spans = [columns, *(_Columns(self, group, (0, group.columns)) for group in others)]
                 loaded = [span.begin(1 + tiling.prefetch) for span in column_spans]
                 for rows in k.spans(self.rows.shape[0], tiling.height):
                     with k.scope():
@@ -132,6 +130,18 @@ class MatmulKernel:
                             span.write(transposed, rows)
 
 
+def _column_blocks(kernel: MatmulKernel, group: OutputGroup, width: int) -> Iterator["_Columns"]:
+    """Loops over blocks of a group's columns. Blocks that are narrower than a stored tile do not cross its border."""
+    k, tile = kernel.k, group.sizes.tile
+    if width >= tile:
+        for columns in k.spans(group.columns, width):
+            yield _Columns(kernel, group, columns)
+        return
+    for first, tile_width in k.spans(group.columns, tile):
+        for left, size in k.spans(tile_width, width):
+            yield _Columns(kernel, group, (left + first, size), (first, tile_width))
+
+
 @dataclass(frozen=True)
 class _Columns:
     """A span of columns of an output group."""
@@ -139,6 +149,7 @@ class _Columns:
     kernel: MatmulKernel
     group: OutputGroup
     columns: Span
+    tile: Span | None = None  # the stored tile in which the columns lie, if they are narrower
 
     @property
     def k(self) -> Kernel:
@@ -189,12 +200,11 @@ class _Columns:
                 outputs.finish(out_tiles, (rows[0] + tile * PARTITIONS, count), strip)
 
     def weights(self, chunk: Affine, depth: int, buffers: int) -> list[Block]:
-        blocks = []
-        for operand in self.group.operands:
-            block = self.k.tile(operand.dtype, PARTITIONS, chunks_of(depth), self.columns[1], buffers=buffers)
-            load_matrix(self.k, block, operand.weight.cut((chunk * PARTITIONS, depth), self.columns))
-            blocks.append(block)
-        return blocks
+        inside = self.tile or self.columns
+        return [
+            load_weight(self.k, operand, (chunk, depth), self.columns, inside, buffers)
+            for operand in self.group.operands
+        ]
 
     def outputs(self, buffers: int) -> "_OutputTiles":
         return _OutputTiles(self, [self._bias(operand.bias, buffers) for operand in self.group.operands])
@@ -294,6 +304,18 @@ class _LoadedColumns:
                 emit_matmuls(k, sums, transposed, self.weights[number], Affine(), row, column, depth, sharing)
                 dst = out_tile.cut(row[1], *([(rank, 1)] if sharing else []), (bank, bank_width))
                 self.outputs.copy_from_psum(number, dst, sums, column)
+
+
+def load_weight(
+    k: Kernel, operand: WeightOperand, rows: tuple[Affine, int], columns: Span, inside: Span, buffers: int
+) -> Block:
+    """Load a slab, given as first chunk and number of rows, of a block of columns; `inside` as in `TiledView.loads`."""
+    if isinstance(operand.weight, TiledView):
+        return load_tiled(k, operand.weight, rows, columns, inside, buffers)
+    chunk, depth = rows
+    block = k.tile(operand.dtype, PARTITIONS, chunks_of(depth), columns[1], buffers=buffers)
+    load_matrix(k, block, operand.weight.cut((chunk * PARTITIONS, depth), columns))
+    return block
 
 
 def emit_matmuls(
