@@ -99,7 +99,7 @@ class RunMajorBlock(Block):
         return rows * self.shape[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TiledBlock(Block):
     """A part of a matrix [128, chunks, columns] in the order of `Buffer.tile`: each partition has tile after tile, each
     with its whole chunks. A last chunk of fewer than 128 rows follows, row-major."""

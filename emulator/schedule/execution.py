@@ -23,7 +23,7 @@ CALL_NS: Final = 94_000.0
 # Host memory in the memory pyramid of the NKI documentation: about 16 GB/s.
 COPY_GB_S: Final = 16.0
 
-# An execution that holds a collective across chips takes this much longer, whatever the number, kind and size of its
+# An execution that holds a collective across chips takes this much longer, for any number, kind and size of its
 # collectives; by the physical cores that take part. Measured with chained launches of a graph with one all-reduce of
 # 32 KB, less the null graph (kiln, docs/neuron-notes.md, SDK 2.32: trn1; trn2 with logical cores of two). Between and
 # beyond the points it is a straight line in the logarithm of the cores. Trn3 is not measured: it has Trn2's figures.
@@ -49,7 +49,7 @@ def execute(program: Program, instance: Instance, *, in_flight: float = 1, bytes
     """The execution of a program; None if its timeline is too long to simulate.
 
     `bytes_at_least` are the bytes of HBM that any program of the same task moves."""
-    latency = latency_ns(program)
+    latency = latency_ns(program, instance=instance)
     if latency is None:
         return None
     floor = floor_ns(program, instance, bytes_at_least)
