@@ -110,6 +110,7 @@ def _busy_shares(profile: "Profile", engine: "Engine") -> "np.ndarray":
 
 
 def _time_axis(total: int, height: int) -> Iterable[Markup]:
+    total = max(total, 1)
     step = _nice(total / _PS_OF_MS / 4)
     for number in range(int(total / _PS_OF_MS / step) + 1):
         share = number * step * _PS_OF_MS / total
@@ -156,7 +157,12 @@ def roofline(profile: "Profile", points: Sequence[tuple[str, float, float]]) -> 
             y=y(rates["flops"]) + 14,
             text_anchor="end",
         ),
-        tag("text", f"HBM {rates['hbm']:.0f} GB/s", x=x(ends[0]), y=min(y(rates["hbm"] * ends[0]) + 16, _ROOFLINE - _AXIS - 4)),
+        tag(
+            "text",
+            f"HBM {rates['hbm']:.0f} GB/s",
+            x=x(ends[0]),
+            y=min(y(rates["hbm"] * ends[0]) + 16, _ROOFLINE - _AXIS - 4),
+        ),
     ]
     marks = [
         tag("svg",
@@ -185,7 +191,7 @@ def roofline(profile: "Profile", points: Sequence[tuple[str, float, float]]) -> 
 
 def memory_chart(profile: "Profile", name: str, usage: "Usage") -> Markup:
     """The bytes in use over the program's time, as steps."""
-    points, total = usage.points(profile.trace, _POINTS), max(profile.latency_ps, 1)
+    points, total = usage.points(profile.trace, _POINTS) or [(0, usage.peak)], max(profile.latency_ps, 1)
     top = max(usage.capacity or usage.peak, 1)
     ends = [at for at, _ in points[1:]] + [total]
     corners = "".join(

@@ -1,5 +1,6 @@
 """Profiles as one page without scripts and requests, in the style of the build report."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -166,11 +167,11 @@ def _by_module(profile: "Profile") -> Markup:
 def _joined(tree: "Sequence[tuple[int, str, Share]]") -> "Iterator[tuple[int, str, Share]]":
     """The tree with each chain of modules that have one child and no time of their own as a single row."""
     levels = {"": -1}
+    children = Counter(name.rpartition(".")[0] for _, name, _ in tree)
     first: str | None = None  # the module above a chain
-    for position, (depth, name, share) in enumerate(tree):
+    for position, (_, name, share) in enumerate(tree):
         above = name.rpartition(".")[0] if first is None else first
-        following = tree[position + 1] if position + 1 < len(tree) else None
-        if following is not None and following[0] == depth + 1 and following[2].on_path == share.on_path:
+        if children[name] == 1 and tree[position + 1][2].on_path == share.on_path:
             first = above
             continue
         levels[name] = levels[above] + 1
