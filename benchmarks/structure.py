@@ -46,13 +46,13 @@ LAYERS: Final = (
 )
 
 LIMITS: Final = {
-    "modules": 486,  # 475 before contracts of runtimes, the warm gate, the monitor of devices, and predictions
+    "modules": 496,  # 475 before contracts of runtimes, the warm gate, monitor, predictions; 486 before profiles
     "upward imports": 0,
     "cycles at import time": 0,
     "cycles counting imports inside functions": 0,
-    "single importers": 65,  # 60 before the parts of the agent: its gate, trees of runtimes, shadow requests
+    "single importers": 69,  # 60 before the parts of the agent; 65 before trace, page and summary of a profile
     "duplicate public classes": 0,
-    "modules of pipeline on the path of nxpipe build": 35,
+    "modules of pipeline on the path of nxpipe build": 39,  # 35 before its report had times of AWS's compiler
 }
 LISTS: Final = (
     *("empty", "long", "single", "named", "cycles", "duplicates", "names", "upward", "unlayered", "click", "path"),

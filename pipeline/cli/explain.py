@@ -184,8 +184,8 @@ def _page(lookup: "CacheLookup", url: str, predictions: Mapping[str, Any]) -> It
         rows = [(program.cell.shape.name, program.cell.status.value, _reason(program)) for program in lookup.programs]
         yield table(("program", "state", "why"), rows)
     if predictions:
-        rows = [_prediction_row(program, found) for program, found in predictions.items()]
-        yield table(("program", THIS_PROGRAM, "bound by", "of its floor", PREDICTED), rows)
+        times = [_prediction_row(program, found) for program, found in predictions.items()]
+        yield table(("program", THIS_PROGRAM, "bound by", "of its floor", PREDICTED), times)
     for program in lookup.programs:
         if (nearest := program.nearest) and nearest.differences:
             count = len(nearest.differences)

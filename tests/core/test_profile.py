@@ -19,7 +19,7 @@ from nxpipe.emulator.schedule.timeline import latency_ns
 from nxpipe.pipeline.predict.constants import ProgramTime
 from nxpipe.pipeline.profile.page import profile_page
 from nxpipe.pipeline.profile.programs import ProfiledProgram
-from nxpipe.pipeline.profile.summary import ProgramDifference
+from nxpipe.pipeline.profile.summary import ProfileDifference
 from nxpipe.pipeline.profile.trace import trace_document
 from tests.core.test_timeline import GPSIMD, HEAD, PLUS, VECTOR, A, B, repeated
 from tests.isa.assembler import program as parsed
@@ -113,7 +113,7 @@ def test_any_program_has_a_page(one: Program, modules: list[str]) -> None:
 @settings(max_examples=examples(20), deadline=None)
 @given(repeated())
 def test_a_program_does_not_differ_from_itself(one: Program) -> None:
-    assert not any(line.change for line in ProgramDifference(named(one), named(one)).lines())
+    assert not any(line.change for line in ProfileDifference(named(one), named(one)).lines())
 
 
 @settings(max_examples=examples(15), deadline=None)
