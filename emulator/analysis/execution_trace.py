@@ -297,7 +297,7 @@ class _Recorder:
     repetitions: list[Repetition] = field(default_factory=list)
     passed: int = 0  # what all repetitions took so far
 
-    def started(self, instruction: Instruction, indices: Sequence[int], begin: int, end: int) -> None:
+    def executed(self, instruction: Instruction, indices: Sequence[int], begin: int, end: int) -> None:
         number, passed = self.numbers[id(instruction)], self.passed
         self.events.append(Event(number, instruction.engine, tuple(indices), begin - passed, end - passed))
 

@@ -39,7 +39,7 @@ class Place:
 
 
 @dataclass
-class Share:
+class PathShare:
     """The part of a program that some of its nodes take, in ps by resource; bytes are those of HBM, read and written.
     `path` is what they have of the critical path. `busy` counts each DMA queue, so that `dma` may exceed the program's
     time."""
@@ -50,7 +50,7 @@ class Share:
     spilled: int = 0
     multiply_adds: int = 0
 
-    def add(self, other: "Share") -> None:
+    def add(self, other: "PathShare") -> None:
         self.path.update(other.path)
         self.busy.update(other.busy)
         self.nbytes += other.nbytes
@@ -105,7 +105,7 @@ class Profile:
     trace: ExecutionTrace
     utilisation: Utilisation
     places: tuple[Place, ...]  # of each instruction in the text
-    shares: dict[Place, Share]
+    shares: dict[Place, PathShare]
     busy: dict[str, int]
     gaps: dict[GapReason, int]
     memory: MemoryUse | None
@@ -120,28 +120,30 @@ class Profile:
         return _busiest(self.busy)
 
     @cached_property
-    def whole(self) -> Share:
+    def whole(self) -> PathShare:
         return _sum(self.shares.values())
 
     @cached_property
-    def by_operator(self) -> dict[str, Share]:
+    def by_operator(self) -> dict[str, PathShare]:
         """The largest share of the critical path first."""
         return _grouped((place.operator, share) for place, share in self.shares.items())
 
     @cached_property
-    def by_module(self) -> dict[str, Share]:
+    def by_module(self) -> dict[str, PathShare]:
         return _grouped((place.module, share) for place, share in self.shares.items())
 
-    def tree(self) -> Iterator[tuple[int, str, Share]]:
+    def tree(self) -> Iterator[tuple[int, str, PathShare]]:
         """All modules with their depth; a module is followed by those inside it, and its share includes theirs."""
-        sums: dict[tuple[str, ...], Share] = defaultdict(Share)
+        sums: dict[tuple[str, ...], PathShare] = defaultdict(PathShare)
         for name, share in self.by_module.items():
             path = tuple(name.split("."))
             for depth in range(len(path)):
                 sums[path[: depth + 1]].add(share)
         yield from self._below((), sums)
 
-    def _below(self, path: tuple[str, ...], sums: dict[tuple[str, ...], Share]) -> Iterator[tuple[int, str, Share]]:
+    def _below(
+        self, path: tuple[str, ...], sums: dict[tuple[str, ...], PathShare]
+    ) -> Iterator[tuple[int, str, PathShare]]:
         inside = [other for other in sums if other[:-1] == path]
         for child in sorted(inside, key=lambda other: (-sums[other].on_path, other)):
             yield len(path), ".".join(child), sums[child]
@@ -279,8 +281,8 @@ def _renamed(module: str, series: dict[tuple[str, ...], str]) -> str:
 # Sums
 
 
-def _shares(trace: ExecutionTrace, places: Sequence[Place]) -> dict[Place, Share]:
-    shares: dict[Place, Share] = defaultdict(Share)
+def _shares(trace: ExecutionTrace, places: Sequence[Place]) -> dict[Place, PathShare]:
+    shares: dict[Place, PathShare] = defaultdict(PathShare)
     taken = trace.weighted(trace.ends) - trace.weighted(trace.begins)
     for event, ps in zip(trace.events, taken.tolist(), strict=True):
         shares[places[event.number]].busy[_resource(event.engine)] += ps
@@ -305,15 +307,15 @@ def _resource(engine: Engine) -> str:
     return DMA if engine in DMA_QUEUES else engine.value
 
 
-def _sum(shares: Iterable[Share]) -> Share:
-    total = Share()
+def _sum(shares: Iterable[PathShare]) -> PathShare:
+    total = PathShare()
     for share in shares:
         total.add(share)
     return total
 
 
-def _grouped(shares: Iterable[tuple[str, Share]]) -> dict[str, Share]:
-    groups: dict[str, Share] = defaultdict(Share)
+def _grouped(shares: Iterable[tuple[str, PathShare]]) -> dict[str, PathShare]:
+    groups: dict[str, PathShare] = defaultdict(PathShare)
     for name, share in shares:
         groups[name].add(share)
     return dict(sorted(groups.items(), key=lambda item: (-item[1].on_path, item[0])))

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any, Final
 
 from nxpipe.emulator.analysis.execution_trace import DMA, nanoseconds
-from nxpipe.emulator.analysis.profile import NO_OPERATOR, Place, Profile, Share
+from nxpipe.emulator.analysis.profile import NO_OPERATOR, PathShare, Place, Profile
 from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.cost import Cost, cost, run_bytes, transfer_bytes, transfer_ns
@@ -245,14 +245,14 @@ def _bytes_of(program: Program, role: Role, dtype: DType | None = None) -> int:
     return _sum_bytes(program, has)
 
 
-def _most(profile: Profile, figure: Callable[[Share], int]) -> str:
+def _most(profile: Profile, figure: Callable[[PathShare], int]) -> str:
     """The place with most of a figure, and its part of the sum."""
     place, share = max(profile.shares.items(), key=lambda item: (figure(item[1]), item[0]))
     total = sum(map(figure, profile.shares.values()))
     return f"{_spelled(place)} ({figure(share) / total:.0%})" if total else "none"
 
 
-def _busy_of(engine: Engine, share: Share) -> int:
+def _busy_of(engine: Engine, share: PathShare) -> int:
     return share.busy[engine]
 
 

@@ -44,8 +44,9 @@ def shares_bar(shares: Mapping[str, int], total: int, height: int = 10, label: s
     for resource, ps in sorted(shares.items(), key=lambda item: (-item[1], item[0])):
         parts.append(_rect(begun, ps, total, 0, height, class_=resource_class(resource)))
         begun += ps
-    said = f"{label}: " + ", ".join(f"{resource} {ps / max(total, 1):.0%}" for resource, ps in shares.items() if ps)
-    return tag("svg", tag("title", said), parts, class_="shares", height=height, role="img", aria_label=said)
+    figures = (f"{resource} {ps / max(total, 1):.0%}" for resource, ps in shares.items() if ps)
+    described = f"{label}: {', '.join(figures)}"
+    return tag("svg", tag("title", described), parts, class_="shares", height=height, role="img", aria_label=described)
 
 
 def _rect(begin: float, width: float, total: float, y: float, height: int, **attributes: str | float) -> Markup:
@@ -62,9 +63,9 @@ def activity(profile: "Profile") -> Markup:
     repeated = [
         _rect(begin, end - begin, total, 0, height - _AXIS, class_="repeat") for begin, end in _repeated(profile)
     ]
-    said = "busy share of each engine over the program's time"
-    drawn = (tag("title", said), repeated, rows, list(_time_axis(total, height)))
-    bars = tag("svg", drawn, class_="bars", height=height, role="img", aria_label=said)
+    description = "busy share of each engine over the program's time"
+    drawn = (tag("title", description), repeated, rows, list(_time_axis(total, height)))
+    bars = tag("svg", drawn, class_="bars", height=height, role="img", aria_label=description)
     caption = tag("figcaption", "The stronger the colour, the busier. Grey behind it: iterations that repeat.")
     labels = tag("svg", names, class_="names", width=84, height=height, aria_hidden="true")
     return tag("figure", labels, bars, caption, class_="timeline activity")
@@ -110,6 +111,7 @@ def _busy_shares(profile: "Profile", engine: "Engine") -> "np.ndarray":
 
 
 def _time_axis(total: int, height: int) -> Iterable[Markup]:
+    total = max(total, 1)
     step = _nice(total / _PS_OF_MS / 4)
     for number in range(int(total / _PS_OF_MS / step) + 1):
         share = number * step * _PS_OF_MS / total
@@ -156,7 +158,12 @@ def roofline(profile: "Profile", points: Sequence[tuple[str, float, float]]) -> 
             y=y(rates["flops"]) + 14,
             text_anchor="end",
         ),
-        tag("text", f"HBM {rates['hbm']:.0f} GB/s", x=x(ends[0]), y=min(y(rates["hbm"] * ends[0]) + 16, _ROOFLINE - _AXIS - 4)),
+        tag(
+            "text",
+            f"HBM {rates['hbm']:.0f} GB/s",
+            x=x(ends[0]),
+            y=min(y(rates["hbm"] * ends[0]) + 16, _ROOFLINE - _AXIS - 4),
+        ),
     ]
     marks = [
         tag("svg",
@@ -166,10 +173,10 @@ def roofline(profile: "Profile", points: Sequence[tuple[str, float, float]]) -> 
             x=x(intensity), y=y(rate) - 9, width=18, height=18, class_="mark")
         for number, (label, intensity, rate) in reversed(list(enumerate(points)))
     ]  # fmt: skip
-    said = "roofline: operations per second over operations per byte of HBM, both axes logarithmic"
+    description = "roofline: operations per second over operations per byte of HBM, both axes logarithmic"
     chart = tag(
         "svg",
-        tag("title", said),
+        tag("title", description),
         grid,
         ticks,
         roofs,
@@ -177,7 +184,7 @@ def roofline(profile: "Profile", points: Sequence[tuple[str, float, float]]) -> 
         class_="roofline",
         height=_ROOFLINE,
         role="img",
-        aria_label=said,
+        aria_label=description,
     )
     return tag("figure", chart, tag("figcaption", "Across: operations per byte of HBM. Up: operations per second."),
                class_="chart")  # fmt: skip
@@ -185,7 +192,7 @@ def roofline(profile: "Profile", points: Sequence[tuple[str, float, float]]) -> 
 
 def memory_chart(profile: "Profile", name: str, usage: "Usage") -> Markup:
     """The bytes in use over the program's time, as steps."""
-    points, total = usage.points(profile.trace, _POINTS), max(profile.latency_ps, 1)
+    points, total = usage.points(profile.trace, _POINTS) or [(0, usage.peak)], max(profile.latency_ps, 1)
     top = max(usage.capacity or usage.peak, 1)
     ends = [at for at, _ in points[1:]] + [total]
     corners = "".join(
@@ -194,20 +201,20 @@ def memory_chart(profile: "Profile", name: str, usage: "Usage") -> Markup:
         for at in (begin, end)
     )
     of = f" of {human_bytes(usage.capacity)}" if usage.capacity else ""
-    said = f"{name.upper()}: at most {human_bytes(usage.peak)}{of} in use"
+    description = f"{name.upper()}: at most {human_bytes(usage.peak)}{of} in use"
     shape = tag("polygon", points=f"0,100{corners} 1000,100")
     chart = tag(
         "svg",
-        tag("title", said),
+        tag("title", description),
         shape,
         class_="memory",
         height=70,
         viewBox="0 0 1000 100",
         preserveAspectRatio="none",
         role="img",
-        aria_label=said,
+        aria_label=description,
     )
-    return tag("figure", tag("figcaption", said), chart, class_="chart")
+    return tag("figure", tag("figcaption", description), chart, class_="chart")
 
 
 def _percent(part: float, total: float) -> str:

@@ -1,5 +1,6 @@
 """Profiles as one page without scripts and requests, in the style of the build report."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -10,7 +11,7 @@ from nxpipe.pipeline.profile.programs import ProfiledProgram
 from nxpipe.pipeline.util.text import human_bytes
 
 if TYPE_CHECKING:
-    from nxpipe.emulator.analysis.profile import Profile, Share, SizeBin
+    from nxpipe.emulator.analysis.profile import PathShare, Profile, SizeBin
 
 _OPERATORS: Final = 12
 _GAPS: Final = 10
@@ -163,14 +164,14 @@ def _by_module(profile: "Profile") -> Markup:
     return _table(("module", "critical path", "bound by", "HBM"), rows, note)
 
 
-def _joined(tree: "Sequence[tuple[int, str, Share]]") -> "Iterator[tuple[int, str, Share]]":
+def _joined(tree: "Sequence[tuple[int, str, PathShare]]") -> "Iterator[tuple[int, str, PathShare]]":
     """The tree with each chain of modules that have one child and no time of their own as a single row."""
     levels = {"": -1}
+    children = Counter(name.rpartition(".")[0] for _, name, _ in tree)
     first: str | None = None  # the module above a chain
-    for position, (depth, name, share) in enumerate(tree):
+    for position, (_, name, share) in enumerate(tree):
         above = name.rpartition(".")[0] if first is None else first
-        following = tree[position + 1] if position + 1 < len(tree) else None
-        if following is not None and following[0] == depth + 1 and following[2].on_path == share.on_path:
+        if children[name] == 1 and tree[position + 1][2].on_path == share.on_path:
             first = above
             continue
         levels[name] = levels[above] + 1
@@ -178,7 +179,7 @@ def _joined(tree: "Sequence[tuple[int, str, Share]]") -> "Iterator[tuple[int, st
         first = None
 
 
-def _share_row(profile: "Profile", name: str, share: "Share", depth: int = 0) -> tuple[Child, ...]:
+def _share_row(profile: "Profile", name: str, share: "PathShare", depth: int = 0) -> tuple[Child, ...]:
     total = max(profile.latency_ps, 1)
     return (
         _named(name, share.path, total, depth),

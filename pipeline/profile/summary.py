@@ -12,7 +12,7 @@ from nxpipe.pipeline.util.errors import InputInvalid
 from nxpipe.pipeline.util.text import for_terminal, human_bytes, style, table, wrapped_table
 
 if TYPE_CHECKING:
-    from nxpipe.emulator.analysis.profile import Profile, Share
+    from nxpipe.emulator.analysis.profile import PathShare, Profile
 
 _ROWS: Final = 8
 _LEAST_SHARE: Final = 0.005
@@ -57,7 +57,7 @@ def _times(program: ProfiledProgram) -> Iterator[tuple[str, str]]:
         yield "memory at peak", ", ".join(f"{name.upper()} {human_bytes(usage.peak)}" for name, usage in usages)
 
 
-def _largest(shares: "Mapping[str, Share]", total: int) -> Iterator[tuple[str, str, str, str]]:
+def _largest(shares: "Mapping[str, PathShare]", total: int) -> Iterator[tuple[str, str, str, str]]:
     for name, share in list(shares.items())[:_ROWS]:
         yield name, time_text(share.on_path), f"{share.on_path / total:.1%}", share.bound_by or "-"
 
@@ -110,7 +110,7 @@ class Line:
 
 
 @dataclass(frozen=True, eq=False)
-class ProgramDifference:
+class ProfileDifference:
     """The figures of two programs; a figure that only one of them has is 0 in the other."""
 
     before: ProfiledProgram
@@ -161,12 +161,12 @@ class ProgramDifference:
         return {**titles, **figures}
 
 
-def differences(before: Sequence[ProfiledProgram], after: Sequence[ProfiledProgram]) -> list[ProgramDifference]:
+def differences(before: Sequence[ProfiledProgram], after: Sequence[ProfiledProgram]) -> list[ProfileDifference]:
     """The programs of one side with those of the other: the only ones, else those of one configuration."""
     if len(before) == 1 and len(after) == 1:
-        return [ProgramDifference(before[0], after[0])]
+        return [ProfileDifference(before[0], after[0])]
     known: dict[Identity | None, ProfiledProgram] = {program.identity: program for program in before}
-    pairs = [ProgramDifference(known[program.identity], program) for program in after if program.identity in known]
+    pairs = [ProfileDifference(known[program.identity], program) for program in after if program.identity in known]
     if not pairs:
         names = (", ".join(program.name for program in side) for side in (before, after))
         raise InputInvalid(f"no program in common: {' and '.join(names)}; select one of each with ARTIFACT:PROGRAM")
@@ -178,7 +178,7 @@ def _paired(kind: str, one: Mapping[str, int], other: Mapping[str, int]) -> Iter
         yield Line(kind, name, one.get(name, 0), other.get(name, 0))
 
 
-def _on_path(shares: "Mapping[str, Share]") -> dict[str, int]:
+def _on_path(shares: "Mapping[str, PathShare]") -> dict[str, int]:
     return {name: share.on_path for name, share in shares.items()}
 
 

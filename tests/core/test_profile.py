@@ -2,9 +2,11 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nxpipe.emulator.analysis.execution_trace import DMA, LATENCY, ExecutionTrace, record
 from nxpipe.emulator.analysis.profile import Place, profile
@@ -12,11 +14,12 @@ from nxpipe.emulator.analysis.what_if import changes
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.isa.cost import cost
 from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine
-from nxpipe.emulator.isa.program import Program, SourcePosition, counted, executed, note_of
+from nxpipe.emulator.isa.program import Loop, Program, SourcePosition, Step, counted, executed, note_of
 from nxpipe.emulator.schedule.timeline import latency_ns
 from nxpipe.pipeline.predict.constants import ProgramTime
+from nxpipe.pipeline.profile.page import profile_page
 from nxpipe.pipeline.profile.programs import ProfiledProgram
-from nxpipe.pipeline.profile.summary import ProgramDifference
+from nxpipe.pipeline.profile.summary import ProfileDifference
 from nxpipe.pipeline.profile.trace import trace_document
 from tests.core.test_timeline import GPSIMD, HEAD, PLUS, VECTOR, A, B, repeated
 from tests.isa.assembler import program as parsed
@@ -82,7 +85,7 @@ def test_a_drawn_program_has_each_execution_once_and_ends_at_its_predicted_time(
             for row in rows
             if row["ph"] == "X" and row["tid"] == tid
         )
-        for (begin, duration, _), (later, _, _) in zip(slices, slices[1:], strict=False):
+        for (begin, duration, _), (later, _, _) in pairwise(slices):
             assert begin + duration <= later, f"slices of {name} overlap"
         ends += [begin + duration for begin, duration, _ in slices]
         drawn[name] = sum(count for _, _, count in slices)
@@ -92,10 +95,25 @@ def test_a_drawn_program_has_each_execution_once_and_ends_at_its_predicted_time(
     }
 
 
+@settings(max_examples=examples(10), deadline=None)
+@given(repeated(), st.lists(st.text("ab. ", max_size=6), min_size=3, max_size=3))
+def test_any_program_has_a_page(one: Program, modules: list[str]) -> None:
+    noted = replace(one, notes=tuple(note_of(module, "add") for module in ["", *modules]))
+    steps = iter(range(1_000_000))
+
+    def numbered(body: tuple[Step, ...]) -> tuple[Step, ...]:
+        return tuple(
+            Loop(step.count, numbered(step.body)) if isinstance(step, Loop) else replace(step, note=next(steps) % 4)
+            for step in body
+        )
+
+    assert b"Critical path" in profile_page([named(replace(noted, body=numbered(noted.body)))])
+
+
 @settings(max_examples=examples(20), deadline=None)
 @given(repeated())
 def test_a_program_does_not_differ_from_itself(one: Program) -> None:
-    assert not any(line.change for line in ProgramDifference(named(one), named(one)).lines())
+    assert not any(line.change for line in ProfileDifference(named(one), named(one)).lines())
 
 
 @settings(max_examples=examples(15), deadline=None)
@@ -157,6 +175,7 @@ def test_a_program_without_instructions_has_an_empty_profile() -> None:
     assert found.profile.latency_ps == 0
     assert not found.profile.gaps
     assert trace_document([found])["traceEvents"]
+    assert b"0 ns" in profile_page([found])
 
 
 @pytest.mark.parametrize(

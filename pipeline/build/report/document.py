@@ -100,7 +100,8 @@ def _artifact(results: Results, result: ArtifactResult, predicted: Predicted) ->
         "asked": artifact.spec.document(),
         "published": result.is_published,
         "cells": [
-            _cell(results, cell) | {"predicted": _figures(predicted, cell.cell.shape.name)} for cell in result.cells
+            _cell(results, cell) | {"predicted": prediction_of(predicted, cell.cell.shape.name)}
+            for cell in result.cells
         ],
     }
 
@@ -139,8 +140,8 @@ def _group(group: MissingGroup) -> dict[str, Any]:
     return document | {"cells": group.cells, "lots": lots}
 
 
-def _figures(predicted: Predicted, program: str) -> dict[str, Any] | None:
-    """Predictions to compare; the artifact may be of another producer, so a document of another form is skipped."""
+def prediction_of(predicted: Predicted, program: str) -> dict[str, Any] | None:
+    """The predictions of a program; the artifact may be another producer's, so those of another form are skipped."""
     match predicted.get(program):
         case {
             "in_short": str(line),
