@@ -138,6 +138,15 @@ class _Cut:
         one = self.allocations.get(number)
         return one is not None and one.depth > self.depth
 
+    def _alternates(self, tile: Tile) -> bool:
+        """False for a tile of both parts that rotates, but not to the next buffer with each iteration of the loop."""
+        if tile.allocation not in self._common or self.allocations[tile.allocation].buffers < 2:
+            return True
+        return all(
+            rotation.of.depth <= self.depth + 1 and dict(rotation.of.terms).get(self.depth, 0) % rotation.count == 1
+            for rotation in tile.offset.rotations
+        )
+
     @cached_property
     def shared(self) -> dict[int, Allocation]:
         return {
@@ -148,6 +157,8 @@ class _Cut:
 
     def is_legal(self, count: int) -> bool:
         """True if the first part of an iteration may precede the second part of the iteration before."""
+        if not all(map(self._alternates, _tiles_of((*self.first, *self.second)))):
+            return False
         counts = (*self.counts, count)
         ahead, behind = (list(_footprints(part, counts)) for part in (self.first, self.second))
         return not any(
@@ -229,8 +240,12 @@ def _increased(value: Affine, depth: int, iterations: int) -> Affine:
     return Affine(value.base + iterations * dict(value.terms).get(depth, 0), value.terms, rotations)
 
 
+def _tiles_of(steps: Sequence[Step]) -> Iterator[Tile]:
+    return (tile for step, _ in within(tuple(steps)) for _, tile, _ in tiles_of(step))
+
+
 def _allocations_of(steps: Sequence[Step]) -> set[int]:
-    return {tile.allocation for step, _ in within(tuple(steps)) for _, tile, _ in tiles_of(step)}
+    return {tile.allocation for tile in _tiles_of(steps)}
 
 
 @dataclass(frozen=True)
