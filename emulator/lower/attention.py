@@ -18,7 +18,7 @@ from nxpipe.emulator.isa.operands import Memory, Tile
 from nxpipe.emulator.isa.tensor import Matmul
 from nxpipe.emulator.isa.vector import TensorCopy
 from nxpipe.emulator.lower.attention_few_rows import FewRowsTiling, FewRowsViews, write_few_rows
-from nxpipe.emulator.lower.attention_scores import LOWEST, MaskedKeys, Scores, is_matched
+from nxpipe.emulator.lower.attention_scores import LOWEST, MaskedKeys, Scores, is_matched, load_mask
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.matmul.linear import batch_loop
@@ -318,9 +318,7 @@ class _Block:
         """The mask rows [rows, 1, keys], loaded once if all heads share them; otherwise None."""
         if any(mask.strides[:2]):
             return None
-        block = self.k.tile(mask.dtype, self.rows[1], 1, self.extent, buffers=2)
-        self.k.copy(block.whole, mask.pick(0, 0).pick(0, 0).cut(self.rows, (0, self.extent)).far())
-        return block
+        return load_mask(self.k, mask.pick(1, 0).cut((0, 1), self.rows, (0, self.extent)))
 
 
 @dataclass(frozen=True)

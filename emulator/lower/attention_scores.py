@@ -74,6 +74,15 @@ class MaskedKeys:
         return MaskedKeys(ones, row)
 
 
+def load_mask(k: Kernel, view: View) -> Block:
+    """Load a mask [heads, rows, keys] as [rows, heads, keys]; one key if all share the mask."""
+    heads, rows, keys = view.shape
+    size = keys if view.strides[2] else 1
+    block = k.tile(view.dtype, rows, heads, size, buffers=2)
+    k.copy(block.whole, view.cut((0, heads), (0, rows), (0, size)).transposed((1, 0, 2)).far())
+    return block
+
+
 @dataclass(frozen=True)
 class ScoreTile:
     """Scores [rows, heads, keys], masked. `scale` is not yet applied."""
@@ -158,16 +167,15 @@ class Scores:
         if self.mask is None or self.loaded_mask is not None:
             return self.loaded_mask
         heads = self.heads if self.mask.strides[0] else 1
-        block = self.k.tile(self.mask.dtype, self.rows[1], heads, piece[1], buffers=2)
-        part = self.mask.cut((0, heads), self.rows, piece).transposed((1, 0, 2))
-        self.k.copy(block.whole, part.far())
-        return block
+        return load_mask(self.k, self.mask.cut((0, heads), self.rows, piece))
 
     def _repeated_mask(self, mask: Block, columns: Span) -> Tile:
         """The mask of some keys, repeated for the heads that share it."""
         heads, size = mask.shape
-        tile = mask.cut(self.rows[1], (0, heads), columns)
-        return replace(tile, axes=(Axis(self.heads, size if heads > 1 else 0), Axis(columns[1], 1)))
+        start = columns[0] if size > 1 else 0
+        tile = mask.cut(self.rows[1], (0, 1), (start, 1))
+        axes = Axis(self.heads, size if heads > 1 else 0), Axis(columns[1], 1 if size > 1 else 0)
+        return replace(tile, axes=axes)
 
     def _hide(self, scores: Block, mask: Block | None, size: int) -> None:
         """Replace the scores that a boolean mask hides by minus infinity."""

@@ -140,9 +140,7 @@ def transpose_tile(k: Kernel, dst: Block, tile: Tile, left: Affine | int, rows: 
         )
 
 
-def transpose_heads(
-    k: Kernel, dst: Block, source: View, first: int = 0, engine: Engine = Engine.VECTOR
-) -> None:
+def transpose_heads(k: Kernel, dst: Block, source: View, first: int = 0, engine: Engine = Engine.VECTOR) -> None:
     """Load heads [heads, rows, elements] into [128, chunks, heads, rows], with the elements on the partitions. `engine`
     copies the transposed elements from PSUM."""
     heads, rows, elements = source.shape
