@@ -5,7 +5,7 @@ those of a separate softmax. Otherwise the keys are streamed three times in piec
 for the product with the values. Each pass recomputes the scores, which costs less than a round trip through HBM.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
@@ -18,7 +18,7 @@ from nxpipe.emulator.isa.operands import Memory, Tile
 from nxpipe.emulator.isa.tensor import Matmul
 from nxpipe.emulator.isa.vector import TensorCopy
 from nxpipe.emulator.lower.attention_few_rows import FewRowsTiling, FewRowsViews, write_few_rows
-from nxpipe.emulator.lower.attention_scores import LOWEST, MaskedKeys, Scores, is_matched
+from nxpipe.emulator.lower.attention_scores import LOWEST, MaskedKeys, Scores, is_matched, load_mask
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.matmul.linear import batch_loop
@@ -69,9 +69,10 @@ class AttentionTiling:
     heads: int  # key heads in SBUF at a time
     piece: int  # keys in SBUF at a time
     buffers: int  # of scores and probabilities: 2 is double buffering
+    loads: int = 1  # buffers of keys and values
 
     def __str__(self) -> str:
-        return f"{self.heads} key heads, {self.piece} keys, {self.buffers} score buffers"
+        return f"{self.heads} key heads, {self.piece} keys, {self.buffers} score buffers, {self.loads} key buffers"
 
     @staticmethod
     def of(k: Kernel, op: Attention, views: Sequence[View], mask: View | None) -> "AttentionTiling":
@@ -81,11 +82,12 @@ class AttentionTiling:
         free = k.free_bytes(Memory.SBUF)
         for buffers in (2, 1):
             for heads in range(max_heads, 0, -1):
-                if sizes.nbytes(heads, keys.shape[1], buffers) <= free:
-                    return AttentionTiling(heads, keys.shape[1], buffers)
+                for loads in (2, 1):
+                    if sizes.nbytes(heads, keys.shape[1], buffers, loads) <= free // (2 if loads > 1 else 1):
+                        return AttentionTiling(heads, keys.shape[1], buffers, loads)
         pieces = range(keys.shape[1] // PARTITIONS * PARTITIONS, PARTITIONS, -PARTITIONS)
         fitting = (piece for piece in pieces if sizes.nbytes(1, piece, 1, loads=2) <= free)
-        return AttentionTiling(1, next(fitting, PARTITIONS), 1)
+        return AttentionTiling(1, next(fitting, PARTITIONS), 1, 2)
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class _AttentionCosts:
 
     def nbytes(self, heads: int, piece: int, buffers: int, loads: int = 1) -> int:
         """Bytes per partition, with keys and values in `loads` buffers."""
-        return loads * self._keys(heads, piece) + self._queries(heads) + buffers * self._scores(piece) + 4096
+        return loads * self._keys(heads, piece) + self._queries(heads) + self._scores(heads, piece, buffers) + 4096
 
     def _keys(self, heads: int, piece: int) -> int:
         elements, width = self.keys.shape[-1], self.values.shape[-1]
@@ -115,17 +117,15 @@ class _AttentionCosts:
         transposed = chunks_of(elements) * query_heads * PARTITIONS * self.q.dtype.itemsize
         return 2 * (loaded + transposed + query_heads * self.out.shape[-1] * self.out.dtype.itemsize)
 
-    def _scores(self, piece: int) -> int:
+    def _scores(self, heads: int, piece: int, buffers: int) -> int:
         size, transposed = self.op.probabilities.itemsize, transpose_type(self.op.probabilities).itemsize
         columns = 4 if not is_matched(self.op, self.values.dtype) else size
-        by_key = (
-            4
-            + size
-            + (transposed if transposed != size else 0)
-            + columns
-            + 2 * (self.mask.dtype.itemsize if self.mask else 0)
-        )
-        return (piece + PARTITIONS) * by_key
+        mask = 2 * (self.mask.dtype.itemsize if self.mask else 0)
+        by_key = 4 + size + (transposed if transposed != size else 0) + mask
+        if piece > BANK:
+            return buffers * (piece + PARTITIONS) * (by_key + columns)
+        together = heads_together(piece, self.values.shape[-1], heads)
+        return _PIPELINED * (BANK * (4 + by_key) + max(2 * BANK, together * PARTITIONS) * columns)
 
 
 def heads_together(keys: int, width: int, heads: int) -> int:
@@ -134,6 +134,8 @@ def heads_together(keys: int, width: int, heads: int) -> int:
     most = max(min(BANK // max(keys, width), heads), 1)
     return -(-heads // -(-heads // most))
 
+
+_PIPELINED: Final = 4  # groups of heads in a software pipeline
 
 # Causal attention cuts the query rows into this many groups. A group computes scores only for the keys that its last
 # row sees, which skips nearly half of the score matrix.
@@ -218,19 +220,19 @@ class _Attention:
 
     def load(self, heads: Span, piece: Span) -> tuple[Block, Block]:
         """Load keys as [128 elements, chunks, heads, keys] and values as [128 keys, chunks, heads, elements]."""
-        buffers = 1 if piece[1] == self.keys.shape[1] else 2
-        return self._keys(heads, piece, buffers), self._values(heads, piece, buffers)
+        return self._keys(heads, piece), self._values(heads, piece)
 
-    def _keys(self, heads: Span, piece: Span, buffers: int) -> Block:
+    def _keys(self, heads: Span, piece: Span) -> Block:
         k, elements = self.k, self.keys.shape[-1]
-        block = k.tile(self.keys.dtype, PARTITIONS, max(chunks_of(elements), 1), heads[1], piece[1], buffers=buffers)
+        shape = (max(chunks_of(elements), 1), heads[1], piece[1])
+        block = k.tile(self.keys.dtype, PARTITIONS, *shape, buffers=self.tiling.loads)
         transpose_heads(k, block, self.keys.cut(heads, piece), engine=Engine.SCALAR)
         return block
 
-    def _values(self, heads: Span, piece: Span, buffers: int) -> Block:
+    def _values(self, heads: Span, piece: Span) -> Block:
         k, width = self.k, self.values.shape[-1]
         dtype = self.values.dtype if is_matched(self.op, self.values.dtype) else DType.FLOAT32
-        block = k.tile(dtype, PARTITIONS, chunks_of(piece[1]), heads[1], width, buffers=buffers)
+        block = k.tile(dtype, PARTITIONS, chunks_of(piece[1]), heads[1], width, buffers=self.tiling.loads)
         source = self.values.cut(heads, piece).transposed((1, 0, 2))
         for chunk, depth in each_chunk(k, piece[1]):
             k.copy(block.cut(depth, (chunk, 1)), source.cut((chunk * PARTITIONS, depth)).far())
@@ -268,24 +270,53 @@ class _Block:
         elements, width = whole.q.shape[-1], whole.values.shape[-1]
         columns = k.tile(whole.q.dtype, PARTITIONS, max(chunks_of(elements), 1), heads * query_heads, count, buffers=2)
         rows = whole.q.cut(self.heads, (0, query_heads), self.rows)
-        for query in range(query_heads):
-            engine = Engine.SCALAR if self._masks_on_vector else Engine.VECTOR
+        engine = Engine.SCALAR if self._masks_on_vector else Engine.VECTOR
+        with k.loop(query_heads) as query:
             transpose_heads(k, columns, rows.pick(1, query), query * heads, engine)
         out_tile = k.tile(whole.out.dtype, count, heads * query_heads, width, buffers=2)
         mask_view = None if self.masked_keys else whole.mask
         shared_mask = self._shared_mask(mask_view) if mask_view and self.resident else None
+
+        def rows_of(query: Affine, head: Affine, together: int) -> _Rows:
+            mask = None if mask_view is None else mask_view.pick(1, query).cut((head + self.heads[0], together))
+            scores = self._scores(columns, mask, shared_mask, (head, together), query * heads + head)
+            return _Rows(self, scores, out_tile.cut(count, (query * heads + head, together)))
+
         together = heads_together(self.extent, width, heads) if self.resident else 1
-        for query in range(query_heads):
-            for head, head_count in k.spans(heads, together):
-                with k.scope():
-                    own = (head + self.heads[0], head_count)
-                    mask = None if mask_view is None else mask_view.pick(1, query).cut(own)
-                    place = out_tile.cut(count, (head + query * heads, head_count))
-                    scores = self._scores(columns, mask, shared_mask, (head, head_count), head + query * heads)
-                    _Rows(self, scores).write(place)
-        for query in range(query_heads):
+        if heads == together:
+            self._write_all(query_heads, lambda query: rows_of(query, Affine(), heads))
+        else:
+            full, remainder = divmod(heads, together)
+            with k.loop(query_heads) as query:
+                self._write_all(full, lambda number: rows_of(query, number * together, together))
+                if remainder:
+                    self._write_all(1, lambda _: rows_of(query, Affine(full * together), remainder))
+        with k.loop(query_heads) as query:
             home = whole.out.cut(self.heads, (query, 1), self.rows).pick(1, 0)
             k.copy(home.transposed((1, 0, 2)).far(), out_tile.cut(count, (query * heads, heads)))
+
+    def _write_all(self, count: int, rows_of: Callable[[Affine], "_Rows"]) -> None:
+        """Write groups of rows, several at a time."""
+        k = self.k
+        most = _PIPELINED if self.extent <= BANK else self.whole.tiling.buffers
+        together = -(-count // -(-count // most))
+        for first, groups in k.spans(count, together if self.resident else 1):
+            with k.scope():
+                if self.resident:
+                    self._write_pipelined([rows_of(first + number) for number in range(groups)])
+                else:
+                    rows_of(first).write_in_pieces()
+
+    def _write_pipelined(self, groups: Sequence["_Rows"]) -> None:
+        """Write groups of rows in a software pipeline. An engine runs its instructions in program order; it would be
+        idle if those of one group, which wait for each other, came before all of the next."""
+        k = self.k
+        sums, transposed, products = (k.tile(DType.FLOAT32, PARTITIONS, 2, BANK, memory=Memory.PSUM) for _ in range(3))
+        banks = [tuple(_bank(block, number) for block in (sums, transposed, products)) for number in range(2)]
+        for step in range(len(groups) + 3):
+            for stage, lag in ((_Rows.start, 0), (_Rows.exponentiate, 1), (_Rows.multiply, 3), (_Rows.normalise, 2)):
+                if 0 <= step - lag < len(groups):
+                    stage(groups[step - lag], *banks[(step - lag) % 2])
 
     @property
     def _masks_on_vector(self) -> bool:
@@ -300,7 +331,7 @@ class _Block:
             k=self.k,
             op=whole.op,
             causal=whole.causal,
-            buffers=whole.tiling.buffers,
+            buffers=1 if self.resident else whole.tiling.buffers,
             queries=columns,
             elements=whole.q.shape[-1],
             query=query,
@@ -318,17 +349,26 @@ class _Block:
         """The mask rows [rows, 1, keys], loaded once if all heads share them; otherwise None."""
         if any(mask.strides[:2]):
             return None
-        block = self.k.tile(mask.dtype, self.rows[1], 1, self.extent, buffers=2)
-        self.k.copy(block.whole, mask.pick(0, 0).pick(0, 0).cut(self.rows, (0, self.extent)).far())
-        return block
+        return load_mask(self.k, mask.pick(1, 0).cut((0, 1), self.rows, (0, self.extent)))
 
 
-@dataclass(frozen=True)
+def _bank(block: Block, number: int) -> Block:
+    """One of the banks of a tile in PSUM."""
+    return replace(block, shape=block.shape[1:], offset=block.offset + number * BANK * block.dtype.itemsize)
+
+
+@dataclass
 class _Rows:
-    """The query rows of several heads."""
+    """The query rows of several heads, in stages that follow one another. Each has banks of PSUM for scores, transposed
+    probabilities and results."""
 
     block: _Block
     scores: Scores
+    place: Tile  # of the result
+    _scored: Block | None = None
+    _exponentials: Block | None = None
+    _total: Block | None = None
+    _columns: Block | None = None
 
     @property
     def k(self) -> Kernel:
@@ -338,25 +378,43 @@ class _Rows:
     def count(self) -> int:
         return self.block.rows[1]
 
-    def write(self, dst: Tile) -> None:
-        if self.block.resident is not None:
-            self._write_in_one_pass(dst, *self.block.resident)
+    @property
+    def piece(self) -> tuple[int, int]:
+        return (0, self.block.extent)
+
+    def start(self, bank: Block, *_: Block) -> None:
+        assert self.block.resident is not None
+        heads, extent = self.scores.heads, self.block.extent
+        if self.scores.in_bank:
+            self._scored = replace(bank, partitions=self.count, shape=(heads, extent))
         else:
-            self._write_in_pieces(dst)
+            self._scored = self.k.tile(DType.FLOAT32, self.count, heads, extent)
+        self.scores.start(self._scored, self.block.resident[0], self.piece)
 
-    def _write_in_one_pass(self, dst: Tile, keys: Block, values: Block) -> None:
-        piece = (0, self.block.extent)
-        scores = self.scores.compute(keys, piece)
+    def exponentiate(self, *_: Block) -> None:
+        assert self._scored is not None
+        scores = self.scores.masked(self._scored, self.piece)
         negative = self.scores.negative(self.scores.highest(scores), scores.scale)
-        total = self.scores.column()
-        exponentials = self.scores.exponentials(scores, negative, total)
-        probabilities = self.scores.probabilities(exponentials, self.scores.inverse(total))
-        with self.k.scope():
-            sums = self._sums()
-            self._multiply(sums, probabilities, values, Affine(), self.block.extent)
-            self._copy_from_psum(dst, sums)
+        self._total = self.scores.column()
+        self._exponentials = self.scores.exponentials(scores, negative, self._total)
 
-    def _write_in_pieces(self, dst: Tile) -> None:
+    def normalise(self, _: Block, bank: Block, *__: Block) -> None:
+        assert self._exponentials is not None
+        assert self._total is not None
+        probabilities = self.scores.probabilities(self._exponentials, self.scores.inverse(self._total))
+        self._columns = self._transposed(probabilities, self.block.extent, bank if self.scores.in_bank else None)
+
+    def multiply(self, _: Block, __: Block, bank: Block) -> None:
+        assert self.block.resident is not None
+        assert self._columns is not None
+        width = self.block.whole.values.shape[-1]
+        with self.k.scope():
+            in_bank = self.scores.heads * width <= BANK
+            sums = replace(bank, partitions=self.count, shape=(self.scores.heads, width)) if in_bank else self._sums()
+            self._multiply(sums, self._columns, self.block.resident[1], Affine(), self.block.extent)
+            self._copy_from_psum(self.place, sums)
+
+    def write_in_pieces(self) -> None:
         k, step = self.k, self.block.whole.tiling.piece
         highest, total = self.scores.column(), self.scores.column()
         self.scores.memset(highest.whole, LOWEST)
@@ -379,8 +437,9 @@ class _Rows:
                     keys, values = self._load((start, size))
                     scores = self.scores.compute(keys, (start, size))
                     exponentials = self.scores.exponentials(scores, negative, None)
-                    self._multiply(sums, self.scores.probabilities(exponentials, inverse), values, start, size)
-            self._copy_from_psum(dst, sums)
+                    columns = self._transposed(self.scores.probabilities(exponentials, inverse), size, None)
+                    self._multiply(sums, columns, values, start, size)
+            self._copy_from_psum(self.place, sums)
 
     def _load(self, piece: Span) -> tuple[Block, Block]:
         return self.block.whole.load(self.block.heads, piece)
@@ -392,13 +451,9 @@ class _Rows:
             return self.k.psum(self.count, self.scores.heads, width)
         return self.k.psum(self.count, -(-width // BANK), BANK, buffers=1)
 
-    def _multiply(self, sums: Block, probabilities: Block, values: Block, start: Affine, size: int) -> None:
-        k, attention, heads = self.k, self.block.whole, self.scores.heads
-        dtype = attention.op.probabilities if is_matched(attention.op, attention.values.dtype) else DType.FLOAT32
-        columns = k.tile(dtype, PARTITIONS, heads, chunks_of(size), self.count, buffers=attention.tiling.buffers)
-        self._transpose(columns, probabilities, size)
-        width = attention.values.shape[-1]
-        with k.loop(heads) as head:
+    def _multiply(self, sums: Block, columns: Block, values: Block, start: Affine, size: int) -> None:
+        k, width = self.k, self.block.whole.values.shape[-1]
+        with k.loop(self.scores.heads) as head:
             for chunk, depth in each_chunk(k, size):
                 for bank, part in ((bank, min(width - bank * BANK, BANK)) for bank in range(-(-width // BANK))):
                     k.emit(
@@ -411,16 +466,20 @@ class _Rows:
                         )
                     )
 
-    def _transpose(self, columns: Block, probabilities: Block, size: int) -> None:
-        """Transpose probabilities [rows, heads, keys] into [128 keys, heads, chunks, rows]."""
+    def _transposed(self, probabilities: Block, size: int, bank: Block | None) -> Block:
+        """Probabilities [rows, heads, keys], transposed to [128 keys, heads, chunks, rows] by way of a bank."""
         k, count, (full, tail) = self.k, self.count, divmod(size, PARTITIONS)
-        bank = k.core.psum_bank // (count * probabilities.dtype.itemsize)
+        op, values = self.block.whole.op, self.block.whole.values
+        dtype = op.probabilities if is_matched(op, values.dtype) else DType.FLOAT32
+        columns = k.tile(dtype, PARTITIONS, self.scores.heads, chunks_of(size), count, buffers=self.scores.buffers)
+        most = k.core.psum_bank // (count * probabilities.dtype.itemsize)
         for first, chunks, depth in ((0, full, PARTITIONS), (full, int(tail > 0), tail)):
-            for chunk, width in k.spans(chunks, bank):
-                for head, heads in k.spans(self.scores.heads, max(bank // width, 1)):
+            for chunk, width in k.spans(chunks, most):
+                for head, heads in k.spans(self.scores.heads, max(most // width, 1)):
                     with k.scope():
                         place = (head, heads), (chunk + first, width)
-                        transpose_parts(k, columns, probabilities, place, depth)
+                        transpose_parts(k, columns, probabilities, place, depth, bank)
+        return columns
 
     def _copy_from_psum(self, dst: Tile, sums: Block) -> None:
         width = self.block.whole.values.shape[-1]

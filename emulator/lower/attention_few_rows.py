@@ -297,7 +297,7 @@ class _Group:
                                 )
                             )
                     place = scores.cut(piece.lanes, (row, heads[1] * rows), (piece.first, piece.chunks))
-                    self._place(place, sums, None if mask is None else self._mask_of(mask, batch, heads))
+                    self._place(place, sums, None if mask is None else self._mask_of(mask, batch, heads, piece))
 
     def _mask(self, piece: _Piece) -> Block:
         """The mask of a piece as [128 keys, heads, batch elements, rows, chunks]; an axis along which the mask is the
@@ -308,19 +308,23 @@ class _Group:
             *((0, size if stride else 1) for size, stride in zip(view.shape[:3], view.strides, strict=False))
         )
         batch, heads, rows, _ = view.shape
-        block = k.tile(view.dtype, piece.lanes, heads, batch, rows, piece.chunks, buffers=2)
+        chunks = piece.chunks if view.strides[3] else 1
+        block = k.tile(view.dtype, piece.lanes, heads, batch, rows, chunks, buffers=2)
         with k.loop(heads) as head:
-            k.copy(block.cut(piece.lanes, (head, 1)), piece.of(view.pick(1, head), axis=2).far())
+            part = piece.of(view.pick(1, head), axis=2)  # [partitions, batch elements, rows, chunks]
+            k.copy(
+                block.cut(piece.lanes, (head, 1)), part.cut(*((0, size) for size in part.shape[:3]), (0, chunks)).far()
+            )
         return block
 
-    def _mask_of(self, mask: Block, batch: Affine, heads: Span) -> Tile:
-        """The mask of some key heads, repeated for those heads and rows that share it."""
+    def _mask_of(self, mask: Block, batch: Affine, heads: Span, piece: _Piece) -> Tile:
+        """The mask of some key heads, repeated for the heads, rows and chunks that share it."""
         mask_heads, batches, rows, chunks = mask.shape
         tile = mask.cut(mask.partitions, (heads[0] if mask_heads > 1 else 0, 1), (batch if batches > 1 else 0, 1))
         axes = (
             Axis(heads[1], batches * rows * chunks if mask_heads > 1 else 0),
             Axis(self.rows, chunks if rows > 1 else 0),
-            Axis(chunks, 1),
+            Axis(piece.chunks, 1 if chunks > 1 else 0),
         )
         return replace(tile, axes=axes)
 

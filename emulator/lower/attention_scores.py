@@ -61,7 +61,7 @@ class MaskedKeys:
         minus_infinity = k.tile(mask_type, 1, 1)
         k.copy(bytes_tile.whole, mask.pick(0, 0).pick(0, 0).cut((0, 1)).far())
         for tile, number in ((ones.whole, 1.0), (row.whole, 0.0), (minus_infinity.whole, -float("inf"))):
-            k.emit(Memset(engine=Engine.VECTOR, dst=tile, value=number))
+            k.emit(Memset(engine=Engine.GPSIMD, dst=tile, value=number))
         k.emit(
             CopyPredicated(
                 engine=Engine.VECTOR,
@@ -72,6 +72,15 @@ class MaskedKeys:
             )
         )
         return MaskedKeys(ones, row)
+
+
+def load_mask(k: Kernel, view: View) -> Block:
+    """Load a mask [heads, rows, keys] as [rows, heads, keys]; one key if all share the mask."""
+    heads, rows, keys = view.shape
+    size = keys if view.strides[2] else 1
+    block = k.tile(view.dtype, rows, heads, size, buffers=2)
+    k.copy(block.whole, view.cut((0, heads), (0, rows), (0, size)).transposed((1, 0, 2)).far())
+    return block
 
 
 @dataclass(frozen=True)
@@ -113,14 +122,33 @@ class Scores:
         self.k.emit(TensorTensor(engine=Engine.VECTOR, dst=dst.whole, left=left.whole, right=right.whole, op=op))
 
     def compute(self, keys: Block, piece: Span) -> ScoreTile:
-        """Compute the scores of a piece of the keys, scaled and masked."""
-        return self._in_bank(keys, piece) if self.in_bank else self._by_banks(keys, piece)
+        """Compute the scores of a piece of the keys, masked."""
+        sums = self.k.tile(DType.FLOAT32, self.rows[1], self.heads, piece[1], buffers=self.buffers)
+        self.start(sums, keys, piece)
+        return self.masked(sums, piece)
 
-    def _in_bank(self, keys: Block, piece: Span) -> ScoreTile:
+    def start(self, sums: Block, keys: Block, piece: Span) -> None:
+        """Compute the scores of a piece of the keys: into a bank of PSUM, without mask and scale, or into SBUF."""
+        k, (_, size) = self.k, piece
+        if self.in_bank:
+            self._multiply_keys(sums, keys, piece, (0, size))
+            return
+        mask = self._mask(piece)
+        for start, width in k.spans(size, BANK):
+            with k.scope():
+                bank = k.psum(self.rows[1], self.heads, width)
+                self._multiply_keys(bank, keys, piece, (start, width))
+                place = sums.cut(self.rows[1], (0, self.heads), (start, width))
+                self._scale(place, bank.whole, mask, (start, width))
+        self._hide(sums, mask, size)
+        if self._hides(piece):
+            self._apply_causal_mask(sums, piece)
+
+    def masked(self, sums: Block, piece: Span) -> ScoreTile:
+        """The scores that `start` computed. Those in PSUM are masked as they are copied to SBUF, or stay there."""
+        if not self.in_bank:
+            return ScoreTile(sums)
         k, (_, size), scale = self.k, piece, self.op.scale
-        sums = k.psum(self.rows[1], self.heads, size)
-        self._multiply_keys(sums, keys, (0, size))
-        self._add_masked_keys(sums, affine(piece[0]), size)
         mask, hides = self._mask(piece), self._hides(piece)
         if scale > 0 and mask is None and not hides:
             return ScoreTile(sums, scale)
@@ -137,37 +165,20 @@ class Scores:
             self._apply_causal_mask(scores, piece)
         return ScoreTile(scores, scale)
 
-    def _by_banks(self, keys: Block, piece: Span) -> ScoreTile:
-        k, (_, size) = self.k, piece
-        scores = k.tile(DType.FLOAT32, self.rows[1], self.heads, size, buffers=self.buffers)
-        mask = self._mask(piece)
-        for start, width in k.spans(size, BANK):
-            with k.scope():
-                sums = k.psum(self.rows[1], self.heads, width)
-                self._multiply_keys(sums, keys, (start, width))
-                self._add_masked_keys(sums, affine(piece[0]) + start, width)
-                place = scores.cut(self.rows[1], (0, self.heads), (start, width))
-                self._scale(place, sums.whole, mask, (start, width))
-        self._hide(scores, mask, size)
-        if self._hides(piece):
-            self._apply_causal_mask(scores, piece)
-        return ScoreTile(scores)
-
     def _mask(self, piece: Span) -> Block | None:
         """The mask [rows, heads, keys] of a piece, with one head if the heads share it."""
         if self.mask is None or self.loaded_mask is not None:
             return self.loaded_mask
         heads = self.heads if self.mask.strides[0] else 1
-        block = self.k.tile(self.mask.dtype, self.rows[1], heads, piece[1], buffers=2)
-        part = self.mask.cut((0, heads), self.rows, piece).transposed((1, 0, 2))
-        self.k.copy(block.whole, part.far())
-        return block
+        return load_mask(self.k, self.mask.cut((0, heads), self.rows, piece))
 
     def _repeated_mask(self, mask: Block, columns: Span) -> Tile:
         """The mask of some keys, repeated for the heads that share it."""
         heads, size = mask.shape
-        tile = mask.cut(self.rows[1], (0, heads), columns)
-        return replace(tile, axes=(Axis(self.heads, size if heads > 1 else 0), Axis(columns[1], 1)))
+        start = columns[0] if size > 1 else 0
+        tile = mask.cut(self.rows[1], (0, 1), (start, 1))
+        axes = Axis(self.heads, size if heads > 1 else 0), Axis(columns[1], 1 if size > 1 else 0)
+        return replace(tile, axes=axes)
 
     def _hide(self, scores: Block, mask: Block | None, size: int) -> None:
         """Replace the scores that a boolean mask hides by minus infinity."""
@@ -185,7 +196,7 @@ class Scores:
             )
         )
 
-    def _multiply_keys(self, sums: Block, keys: Block, columns: Span) -> None:
+    def _multiply_keys(self, sums: Block, keys: Block, piece: Span, columns: Span) -> None:
         elements = self.elements
         if not elements:
             self.memset(sums.whole, 0.0)
@@ -201,21 +212,17 @@ class Scores:
                         accumulate=chunk,
                     )
                 )
-
-    def _add_masked_keys(self, sums: Block, start: Affine, width: int) -> None:
-        masked_keys = self.masked_keys
-        if masked_keys is None:
-            return
-        row = masked_keys.row.cut(1, (start, width))
-        self.k.emit(
-            Matmul(
-                engine=Engine.TENSOR,
-                dst=sums.whole,
-                stationary=masked_keys.ones.cut(1, (0, self.rows[1])),
-                moving=replace(row, axes=(Axis(self.heads, 0), *row.axes)),
-                accumulate=Affine(1),
+        if self.masked_keys is not None:
+            row = self.masked_keys.row.cut(1, (affine(piece[0]) + columns[0], columns[1]))
+            self.k.emit(
+                Matmul(
+                    engine=Engine.TENSOR,
+                    dst=sums.whole,
+                    stationary=self.masked_keys.ones.cut(1, (0, self.rows[1])),
+                    moving=replace(row, axes=(Axis(self.heads, 0), *row.axes)),
+                    accumulate=Affine(1),
+                )
             )
-        )
 
     def _scale(self, dst: Tile, sums: Tile, mask: Block | None, columns: Span) -> None:
         """Copy scores from PSUM with the scale: on the scalar engine, which is less busy. A float mask needs the vector

@@ -127,12 +127,17 @@ def transpose_block(
             copy_from_psum(k, dst.cut(depth, (begin + first, chunks), columns), transposed, engine)
 
 
-def transpose_parts(k: Kernel, dst: Block, src: Block, parts: tuple[Span, Span], depth: int) -> None:
+def transpose_parts(
+    k: Kernel, dst: Block, src: Block, parts: tuple[Span, Span], depth: int, bank: Block | None = None
+) -> None:
     """Transpose chunks of `depth` elements of several heads, from rows [rows, heads, elements] to [128 elements, heads,
-    chunks, rows]; `parts` are the heads and the chunks."""
+    chunks, rows]; `parts` are the heads and the chunks. `bank` is PSUM to use."""
     (head, heads), (chunk, chunks) = parts
     count = src.partitions
-    transposed = k.tile(src.dtype, depth, heads, chunks, count, memory=Memory.PSUM, buffers=2)
+    if bank is None:
+        transposed = k.tile(src.dtype, depth, heads, chunks, count, memory=Memory.PSUM, buffers=2)
+    else:
+        transposed = Block(Memory.PSUM, src.dtype, depth, (heads, chunks, count), bank.offset)
     with k.loop(heads) as head_offset, k.loop(chunks) as chunk_offset:
         start = (affine(chunk) + chunk_offset) * PARTITIONS
         source = src.cut(count, (affine(head) + head_offset, 1), (start, depth))
@@ -159,7 +164,7 @@ def transpose_tile(k: Kernel, dst: Block, tile: Tile, left: Affine | int, rows: 
 
 
 def transpose_heads(
-    k: Kernel, dst: Block, source: View, first: int = 0, engine: Engine = Engine.VECTOR
+    k: Kernel, dst: Block, source: View, first: Affine | int = 0, engine: Engine = Engine.VECTOR
 ) -> None:
     """Load heads [heads, rows, elements] into [128, chunks, heads, rows], with the elements on the partitions. `engine`
     copies the transposed elements from PSUM."""
@@ -191,7 +196,7 @@ def _transpose_heads_of_chunk(
     loaded: Block,
     chunk: tuple[Affine, int],
     heads: Span,
-    first: int,
+    first: Affine | int,
     rows: Span,
     engine: Engine,
 ) -> None:

@@ -14,8 +14,20 @@ from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.graph import Graph, live_nodes
 from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.repeat import unroll
-from nxpipe.emulator.ir.types import TensorType
-from nxpipe.emulator.ops import Binary, Broadcast, Cast, Concat, Gather, Index, Operator, Reshape, Slice, Transpose
+from nxpipe.emulator.ir.types import DType, TensorType
+from nxpipe.emulator.ops import (
+    Attention,
+    Binary,
+    Broadcast,
+    Cast,
+    Concat,
+    Gather,
+    Index,
+    Operator,
+    Reshape,
+    Slice,
+    Transpose,
+)
 from nxpipe.emulator.ops.portable import compute
 from nxpipe.emulator.passes.options import PassOptions
 from nxpipe.emulator.passes.rewrite import keep, rewrite
@@ -163,6 +175,19 @@ def drop_neutral_constants(builder: GraphBuilder, node: Node) -> Step:
     return None
 
 
+def drop_mask_without_effect(builder: GraphBuilder, node: Node) -> Step:
+    """Remove the mask of an attention if it is true everywhere."""
+    if not isinstance(node.op, Attention) or len(node.operands) < 4:
+        return None
+    *matrices, mask = node.operands
+    while (first := builder.node_of(mask)) is not None and isinstance(first.op, Broadcast | Reshape | Transpose):
+        (mask,) = first.operands
+    table = builder.table_of(mask)
+    if table is None or mask.type.dtype is not DType.BOOL or not table.all():
+        return None
+    return replace(node, operands=tuple(matrices))
+
+
 def _neutral(function: str, value: Value) -> object:
     if function == "add" and value.type.dtype.is_integer:
         return 0
@@ -248,6 +273,7 @@ RULES: tuple[Rule, ...] = (
     transpose_of_units_is_reshape,
     narrow_before_moving,
     drop_neutral_constants,
+    drop_mask_without_effect,
     square_instead_of_power,
     reshape_instead_of_trivial_index,
     slice_instead_of_counted_index,
