@@ -111,20 +111,20 @@ def transpose_block(
                 k.emit(TensorCopy(engine=engine, dst=target, src=transposed.whole))
 
 
-def transpose_tile(k: Kernel, dst: Block, tile: Tile, left: Affine | int, rows: Span) -> None:
+def transpose_tile(
+    k: Kernel, dst: Block, tile: Tile, left: Affine | int, rows: Span, engine: Engine = Engine.VECTOR
+) -> None:
     """Transpose rows in SBUF into the columns `rows` of [128, chunks, rows]. `left` is the tile's first column in the
-    matrix, a multiple of 128."""
+    matrix, a multiple of 128. `engine` copies the result from PSUM."""
     first = divided(left, PARTITIONS)
     full, remainder = divmod(tile.elements, PARTITIONS)
     if full:
-        transpose_block(
-            k, dst, Block(tile.memory, tile.dtype, tile.partitions, (full, PARTITIONS), tile.offset), first, rows
-        )
+        block = Block(tile.memory, tile.dtype, tile.partitions, (full, PARTITIONS), tile.offset)
+        transpose_block(k, dst, block, first, rows, engine)
     if remainder:
         offset = tile.offset + full * PARTITIONS * tile.dtype.itemsize
-        transpose_block(
-            k, dst, Block(tile.memory, tile.dtype, tile.partitions, (1, remainder), offset), first + full, rows
-        )
+        block = Block(tile.memory, tile.dtype, tile.partitions, (1, remainder), offset)
+        transpose_block(k, dst, block, first + full, rows, engine)
 
 
 def transpose_heads(k: Kernel, dst: Block, source: View, first: int = 0) -> None:
