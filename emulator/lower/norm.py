@@ -342,7 +342,8 @@ def _write_with_matmuls(
     sources = [source for rows_source in computed for source in _row_sources(low, rows_source, consumers)]
     if form is not None and not consumers.sharding:
         result, chain = rows.epilogue.result, rows.epilogue.chain
-        transposed = TransposedNormRows(k, form, rows.x, rows.shared, result, rows.out, chain, tile, dtype)
+        by_row = low.is_by_row(rows.x)
+        transposed = TransposedNormRows(k, form, rows.x, rows.shared, result, rows.out, chain, tile, dtype, by_row)
         sources += [transposed] if transposed.is_possible else []
     fused = min((MatmulKernel(k, source, groups) for source in sources), key=lambda kernel: kernel.ns, default=None)
     if fused is not None and fused.ns <= stored_ns and tile.type.dtype.itemsize > 1:  # bytes cannot be transposed

@@ -298,7 +298,9 @@ def _candidates(survey: _Survey, table: Sequence[Buffer]) -> Iterator[_Candidate
         buffer = table[number]
         if buffer.role not in (Role.SCRATCH, Role.CONSTANT):
             continue
-        matrix = next((view for view in _matrices(buffer) if _is_promotable(use, number, view, buffer.dtype)), None)
+        agreements = {view: _agreement(use, number, view, buffer.dtype) for view in _matrices(buffer)}
+        promotable = [view for view, copies in agreements.items() if copies is not None]
+        matrix = max(promotable, key=lambda view: agreements[view] or 0, default=None)
         if matrix is not None:
             size = buffer.elements * len(buffer.names) // matrix.lanes * buffer.dtype.itemsize
             traffic = sum(
@@ -316,21 +318,34 @@ def _candidates(survey: _Survey, table: Sequence[Buffer]) -> Iterator[_Candidate
 
 
 def _matrices(buffer: Buffer) -> Iterator[SbufMatrix]:
-    """The views of a buffer as a matrix whose number of rows is a multiple of 128, or less than 128."""
-    for axis in range(len(buffer.shape), 0, -1):
-        rows, width = prod(buffer.shape[:axis]), prod(buffer.shape[axis:])
+    """The views of a buffer as a matrix whose number of rows is a multiple of 128, or less than 128. The last one has
+    the chunks of 128 elements that a transpose takes as its rows."""
+    sizes = [(prod(buffer.shape[:axis]), prod(buffer.shape[axis:])) for axis in range(len(buffer.shape), 0, -1)]
+    chunks, remainder = divmod(buffer.shape[-1] if buffer.shape else 0, PARTITIONS)
+    if chunks > 1 and not remainder:
+        sizes.append((prod(buffer.shape) // PARTITIONS, PARTITIONS))
+    for rows, width in sizes:
         if width > 1 and rows and not rows % PARTITIONS:
             yield SbufMatrix(width)
         elif width and 0 < rows < PARTITIONS:
             yield SbufMatrix(width, lanes=rows)
 
 
-def _is_promotable(use: _Use, number: int, matrix: SbufMatrix, dtype: DType) -> bool:
-    """True if all copies of a buffer can be expressed in SBUF, with elements of the buffer's size."""
+def _agreement(use: _Use, number: int, matrix: SbufMatrix, dtype: DType) -> int | None:
+    """How many copies of a buffer, counted with their loops, leave every element on its partition; None if a copy
+    cannot be expressed in SBUF, with elements of the buffer's size."""
     places = [place for copy, _ in use.copies for place in copy.places.values()]
     accesses = [place for place in places if isinstance(place, Far) and place.buffer == number]
-    same_size = all(place.dtype.itemsize == dtype.itemsize for place in accesses)
-    return same_size and all(sbuf_copy(copy, {number: matrix}, counts) is not None for copy, counts in use.copies)
+    if any(place.dtype.itemsize != dtype.itemsize for place in accesses):
+        return None
+    agreeing = 0
+    for copy, counts in use.copies:
+        moved_copy = sbuf_copy(copy, {number: matrix}, counts)
+        if moved_copy is None:
+            return None
+        sides = {(side.start, side.partitions) for side in moved_copy.places.values() if isinstance(side, Tile)}
+        agreeing += prod(counts) * (len(moved_copy.places) == 2 and len(sides) == 1)
+    return agreeing
 
 
 def _find_address(

@@ -8,6 +8,7 @@ adds up the partitions and leaves the sum on each of them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Final
 
 from nxpipe.emulator.hardware import CoreSpec
@@ -53,6 +54,7 @@ class TransposedNormRows:
     chain: ElementwiseChain
     tile: Value  # the value, among those of the chain, that the matmul reads
     dtype: DType  # of the matmul
+    by_row: bool  # the rows are in SBUF, one on a partition; otherwise their chunks can be loaded as rows
 
     @property
     def is_possible(self) -> bool:
@@ -110,7 +112,8 @@ class TransposedNormRows:
         cycles = self._chunks * height
         passes = 3 + 2 * self.form.centred + 2 * len(self.shared) + 2 * len(self.chain.links)
         slow = core.fp32_cycle_factor
-        transpose = (slow if self.x.dtype is DType.FLOAT32 else 1) * max(height, ISSUE) * self._chunks
+        transposes = self._chunks if self.by_row else ceil(self._chunks * height / PARTITIONS)
+        transpose = (slow if self.x.dtype is DType.FLOAT32 else 1) * max(height, ISSUE) * transposes
         sums = (1 + self.form.centred) * slow * max(height, ISSUE)
         load = load_cost(core, self.x.transposed((1, 0)), self._chunks, height)
         vector = passes * max(cycles, ISSUE) + 4 * max(8 * height, ISSUE)
@@ -202,6 +205,13 @@ class _Rows:
         """The rows as a tile [128, chunks, rows], in a PSUM bank if they fit: an operand in PSUM saves the vector
         engine a cycle an element."""
         k, chunks, dtype = self.k, self._chunks, x.dtype
+        pieces = None if self.norm.by_row else x.reshaped((self.count * chunks, PARTITIONS))
+        if pieces is not None and pieces.shape[0] <= PARTITIONS:
+            loaded = k.tile(dtype, self.count * chunks, PARTITIONS)
+            k.copy(loaded.whole, pieces.far())
+            turned = k.tile(dtype, PARTITIONS, self.count * chunks, memory=Memory.PSUM)
+            k.emit(NcTranspose(engine=Engine.TENSOR, dst=turned.whole, src=loaded.whole))
+            return replace(turned.whole, axes=(Axis(chunks, 1), Axis(self.count, chunks)))
         fits = chunks * self.count * dtype.itemsize <= k.core.psum_bank
         memory = Memory.PSUM if fits else Memory.SBUF
         turned = k.tile(dtype, PARTITIONS, chunks, self.count, memory=memory)
@@ -219,7 +229,8 @@ class _Rows:
         """The sum of each row's elements, on every partition, in PSUM."""
         k = self.k
         partial = k.tile(DType.FLOAT32, PARTITIONS, self.count).whole
-        by_row = replace(tile, axes=(Axis(self.count, 1), Axis(self._chunks, self.count)))
+        chunk_axis, row_axis = tile.axes
+        by_row = replace(tile, axes=(row_axis, chunk_axis))
         k.emit(TensorReduce(engine=Engine.VECTOR, dst=partial, src=by_row, op=Alu.ADD))
         total = k.psum(PARTITIONS, self.count, buffers=1).whole
         k.emit(Matmul(engine=Engine.TENSOR, dst=total, stationary=self.ones, moving=partial))
