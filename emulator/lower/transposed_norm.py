@@ -30,6 +30,7 @@ from nxpipe.emulator.lower.transpose import transpose_block
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import AllReduce
 
+_VECTOR_BLOCK: Final = 32  # rows and columns of one transpose on the vector engine
 _MOST_CHUNKS: Final = PARTITIONS  # a scale or shift is transposed with one chunk on a partition
 
 
@@ -139,10 +140,22 @@ class TransposedNormRows:
         with k.scope():
             loaded = k.tile(view.dtype, chunks, PARTITIONS)
             k.copy(loaded.whole, view.packed_as((chunks, PARTITIONS)).far())
-            turned = k.tile(view.dtype, PARTITIONS, chunks, memory=Memory.PSUM)
-            k.emit(NcTranspose(engine=Engine.TENSOR, dst=turned.whole, src=loaded.whole))
-            k.emit(TensorCopy(engine=Engine.VECTOR, dst=block.whole, src=turned.whole))
+            if k.core.nki_gen < 3:
+                self._transpose_exactly(block, loaded)
+            else:
+                turned = k.tile(view.dtype, PARTITIONS, chunks, memory=Memory.PSUM)
+                k.emit(NcTranspose(engine=Engine.TENSOR, dst=turned.whole, src=loaded.whole))
+                k.emit(TensorCopy(engine=Engine.VECTOR, dst=block.whole, src=turned.whole))
         return block.whole
+
+    def _transpose_exactly(self, block: Block, loaded: Block) -> None:
+        """Transpose on the vector engine: the tensor engine of v2 makes NaN of infinities, such as those of a mask."""
+        for chunk in range(0, self._chunks, _VECTOR_BLOCK):
+            chunks = min(_VECTOR_BLOCK, self._chunks - chunk)
+            for lane in range(0, PARTITIONS, _VECTOR_BLOCK):
+                dst = block.cut((lane, _VECTOR_BLOCK), (chunk, chunks))
+                src = loaded.cut((chunk, chunks), (lane, _VECTOR_BLOCK))
+                self.k.emit(NcTranspose(engine=Engine.VECTOR, dst=dst, src=src))
 
 
 @dataclass(frozen=True)

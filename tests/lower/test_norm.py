@@ -16,7 +16,7 @@ from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.isa.program import Role, instructions
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.numerics import round_to
-from nxpipe.emulator.ops import Binary, Cast, LayerNorm, Linear, RmsNorm, Softmax
+from nxpipe.emulator.ops import Binary, Cast, LayerNorm, Linear, RmsNorm, Softmax, Unary
 from tests.lower.harness import Case, Given, case, floats, of, require_equal
 from tests.lower.sweep import FLOATS, Draw, Row, sweep
 from tests.tiers import examples
@@ -110,4 +110,16 @@ def test_no_instruction_passes_over_a_whole_row_of_few(rows: int) -> None:
     program = lower(_norm_of_few_rows(rows, 8, DType.BFLOAT16, "rms", True).graph, "v2")
     passes = [step for step in instructions(program.body) if step.engine in (Engine.VECTOR, Engine.SCALAR)]
     tiles = [place for step in passes for place in step.places.values() if isinstance(place, Tile)]
-    assert {tile.elements for tile in tiles if tile.partitions < 128} <= {512}  # sums of the matmul
+    wide = {tile.elements for tile in tiles if tile.partitions < 128 and tile.elements > 128}
+    assert wide <= {512}  # sums of the matmul
+
+
+@pytest.mark.parametrize("core", ["v2", "v3"])
+def test_an_infinite_number_that_all_rows_share_stays_in_its_column(core: str) -> None:
+    def build(builder: GraphBuilder, x: Value, limits: Value, weight: Value) -> Value:
+        normal = builder.add(Binary("minimum"), builder.add(RmsNorm(1, 1e-5), x), limits)
+        return builder.add(Linear(DType.FLOAT32), builder.add(Unary("exp"), normal), weight)
+
+    limits = np.where(np.arange(256) % 3 == 0, -np.inf, np.inf).astype(np.float32)
+    given = (floats(5, 256), Given(limits, DType.FLOAT32, Role.PARAMETER), floats(64, 256, seed=1, role=Role.PARAMETER))
+    require_equal(case(build, *given), units=2, noise=1e-4, cores=(core,))
