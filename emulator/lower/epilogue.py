@@ -15,11 +15,12 @@ from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.collective import CollectiveAllReduce
 from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Axis, Tile
+from nxpipe.emulator.isa.scalar import Activation, Function
 from nxpipe.emulator.lower.elementwise import apply, temporaries
 from nxpipe.emulator.lower.grouping import ChainNode, EpilogueFusion, HbmOperand
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.view import View
-from nxpipe.emulator.ops import AllReduce
+from nxpipe.emulator.ops import AllReduce, Cast
 
 NOWHERE: Final[Mapping[Value, Tile]] = MappingProxyType({})
 _WIDEST_RESIDENT: Final = 16384  # bytes of the longest row that stays in SBUF for all tiles
@@ -33,6 +34,7 @@ class ElementwiseChain:
     sources: tuple[View, ...]
     homes: tuple[tuple[Value, View], ...]
     resident: Mapping[HbmOperand, Block] = field(default_factory=dict)  # rows in SBUF that are broadcast to all tiles
+    casting: Engine = Engine.VECTOR  # of casts between float types
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -74,9 +76,28 @@ class ElementwiseChain:
                     loaded[operand] = load_tile(k, pieces[len(homes) + operand.number], tiles)
             operands = [_operand(operand, computed, loaded) for operand in link.operands]
             result = link.node.result
-            computed[result] = _result(k, link.node, operands, shape, targets.get(result))
+            computed[result] = self._result(k, link.node, operands, shape, targets.get(result))
             if result in homes:
                 k.copy(homes[result].far(), computed[result])
+
+    def _result(
+        self, k: Kernel, node: Node, operands: Sequence[Tile | float], shape: tuple[int, ...], target: Tile | None
+    ) -> Tile:
+        if isinstance(node.op, AllReduce):
+            (tile,) = operands
+            assert isinstance(tile, Tile)  # the operand of an all-reduce is a result, never a number
+            k.emit(CollectiveAllReduce(engine=Engine.COLLECTIVE, dst=tile, src=tile))
+            return tile
+        dst = target or k.tile(node.result.type.dtype.on_device, *shape, buffers=2).whole
+        if self.casting is Engine.SCALAR and _is_float_cast(node) and isinstance(operands[0], Tile):
+            k.emit(Activation(engine=Engine.SCALAR, dst=dst, src=operands[0], function=Function.COPY))
+        else:
+            apply(k, node, dst, operands)
+        return dst
+
+
+def _is_float_cast(node: Node) -> bool:
+    return isinstance(node.op, Cast) and node.operands[0].type.dtype.is_float and node.result.type.dtype.is_float
 
 
 def _operand(
@@ -85,19 +106,6 @@ def _operand(
     if isinstance(operand, Value):
         return computed[operand]
     return loaded[operand] if isinstance(operand, HbmOperand) else operand
-
-
-def _result(
-    k: Kernel, node: Node, operands: Sequence[Tile | float], shape: tuple[int, ...], target: Tile | None
-) -> Tile:
-    if isinstance(node.op, AllReduce):
-        (tile,) = operands
-        assert isinstance(tile, Tile)  # the operand of an all-reduce is a result, never a number
-        k.emit(CollectiveAllReduce(engine=Engine.COLLECTIVE, dst=tile, src=tile))
-        return tile
-    dst = target or k.tile(node.result.type.dtype.on_device, *shape, buffers=2).whole
-    apply(k, node, dst, operands)
-    return dst
 
 
 def load_tile(k: Kernel, piece: View, loaded: dict[View, Tile] | None = None) -> Tile:

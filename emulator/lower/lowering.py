@@ -23,6 +23,7 @@ from nxpipe.emulator.lower.epilogue import ElementwiseChain, Epilogue, broadcast
 from nxpipe.emulator.lower.grouping import EpilogueFusion, KernelGrouping
 from nxpipe.emulator.lower.hbm_buffers import Placement
 from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
+from nxpipe.emulator.lower.kernel_cost import piecewise_is_cheaper
 from nxpipe.emulator.lower.records import PlacedGraph
 from nxpipe.emulator.lower.transpose import copy_transposed, transposed_axis
 from nxpipe.emulator.lower.view import View, packed
@@ -197,6 +198,14 @@ class Lowering:
             self._by_row.update(dict.fromkeys((home.buffer for _, home in chain.homes), inner))
             return tuple(axes)
         return None
+
+    def is_by_row(self, view: View) -> bool:
+        """True if the rows of a matrix are written one per partition. Of a loop-carried value, whose kernel follows, it
+        is assumed of matmuls' results, unless ranks exchange them in HBM."""
+        rows, width = view.shape
+        if view.buffer in self._by_row:
+            return self._by_row[view.buffer] == width
+        return self.ranks == 1 or piecewise_is_cheaper(self.k.core, rows, width, DType.FLOAT32)
 
     def _commit(self, fusion: EpilogueFusion, kernel_readers: Sequence[Node] = ()) -> ElementwiseChain:
         done, stored = fusion.finished(kernel_readers)

@@ -244,10 +244,26 @@ class RowBlock:
         self.k.emit(TensorTensor(engine=Engine.VECTOR, dst=dst, left=left, right=right, op=op))
         return dst
 
+    def mixed(self, dst: Tile, src: Tile, first: tuple[Alu, Tile], second: tuple[Alu, Tile]) -> Tile:
+        """`(src op column) op tensor` in one pass."""
+        (op0, operand0), (op1, right) = first, second
+        self.k.emit(
+            ScalarTensorTensor(engine=Engine.VECTOR, dst=dst, src=src, op0=op0, operand0=operand0, op1=op1, right=right)
+        )
+        return dst
+
     def function(
-        self, dst: Tile, src: Tile, function: Function, total: Tile | None = None, bias: float | Tile = 0.0
+        self,
+        dst: Tile,
+        src: Tile,
+        function: Function,
+        total: Tile | None = None,
+        bias: float | Tile = 0.0,
+        scale: float | Tile = 1.0,
     ) -> Tile:
-        self.k.emit(Activation(engine=Engine.SCALAR, dst=dst, src=src, function=function, total=total, bias=bias))
+        self.k.emit(
+            Activation(engine=Engine.SCALAR, dst=dst, src=src, function=function, total=total, bias=bias, scale=scale)
+        )
         return dst
 
     def sum_of(self, function: Function, bias: float | Tile = 0.0) -> Tile:
@@ -292,6 +308,7 @@ def write_row_kernel(
     consumers = low.groups.consumers(fusion, node.result, width)
     tile = fusion.known[consumers.value] if consumers.matmuls else None
     epilogue, out = _without_cast(low.fuse_epilogue(fusion, node.result, consumers.nodes), tile)
+    epilogue = replace(epilogue, chain=replace(epilogue.chain, casting=Engine.SCALAR))
     rows = RowKernel.of(low.k, flat, shared, epilogue, out, fold, kept_bytes)
     if tile is not None:
         _write_with_matmuls(low, rows, tile, consumers, form)
@@ -331,7 +348,8 @@ def _write_with_matmuls(
     sources = [source for rows_source in computed for source in _row_sources(low, rows_source, consumers)]
     if form is not None and not consumers.sharding:
         result, chain = rows.epilogue.result, rows.epilogue.chain
-        transposed = TransposedNormRows(k, form, rows.x, rows.shared, result, rows.out, chain, tile, dtype)
+        by_row = low.is_by_row(rows.x)
+        transposed = TransposedNormRows(k, form, rows.x, rows.shared, result, rows.out, chain, tile, dtype, by_row)
         sources += [transposed] if transposed.is_possible else []
     fused = min((plan.kernel(source) for source in sources), key=lambda kernel: kernel.ns, default=None)
     if fused is not None and fused.ns <= stored_ns and tile.type.dtype.itemsize > 1:  # bytes cannot be transposed
@@ -419,7 +437,7 @@ class ComputedRows:
 
         def fill(transposed: Block, rows: Span) -> None:
             def consume(tiles: Mapping[Value, Tile], row: Span, left: Span) -> None:
-                transpose_tile(self.source.k, transposed, tiles[self.tile], left[0], row)
+                transpose_tile(self.source.k, transposed, tiles[self.tile], left[0], row, Engine.SCALAR)
 
             self.source.compute_rows(rows, shared, consume)
 
@@ -434,9 +452,15 @@ def _layer_norm(low: Lowering, node: Node, op: LayerNorm) -> None:
         inverse = rows.inverse_root(rows.sum_of(Function.SQUARE, negative), op.epsilon)
 
         def scale(piece: RowPiece, dst: Tile) -> None:
+            if len(piece.shared) == 2:  # ((x - mean) * scale) * inverse + shift: two passes instead of three
+                between = rows.tile(piece)
+                rows.mixed(between, piece.source, (Alu.SUBTRACT, mean), (Alu.MULTIPLY, piece.shared[0]))
+                rows.mixed(dst, between, (Alu.MULTIPLY, inverse), (Alu.ADD, piece.shared[1]))
+                return
             between = rows.tile(piece) if piece.shared else dst
             rows.scalar(between, piece.source, Alu.SUBTRACT, mean, (Alu.MULTIPLY, inverse))
-            _combine(rows, dst, between, piece.shared)
+            if piece.shared:
+                rows.tensor(dst, between, Alu.MULTIPLY, piece.shared[0])
 
         rows.finish(scale)
 
@@ -449,30 +473,14 @@ def _rms_norm(low: Lowering, node: Node, op: RmsNorm) -> None:
         inverse = rows.inverse_root(rows.sum_of(Function.SQUARE), op.epsilon)
 
         def scale(piece: RowPiece, dst: Tile) -> None:
-            if not piece.shared:
-                rows.scalar(dst, piece.source, Alu.MULTIPLY, inverse)
-                return
-            rows.k.emit(
-                ScalarTensorTensor(
-                    engine=Engine.VECTOR,
-                    dst=dst,
-                    src=piece.source,
-                    op0=Alu.MULTIPLY,
-                    operand0=inverse,
-                    op1=Alu.MULTIPLY,
-                    right=piece.shared[0],
-                )
-            )
+            if piece.shared:
+                rows.mixed(dst, piece.source, (Alu.MULTIPLY, inverse), (Alu.MULTIPLY, piece.shared[0]))
+            else:
+                rows.function(dst, piece.source, Function.COPY, scale=inverse)
 
         rows.finish(scale)
 
     write_row_kernel(low, node, op.axes, work, form=NormForm(False, op.epsilon))
-
-
-def _combine(rows: RowBlock, dst: Tile, intermediate: Tile, shared: Sequence[Tile]) -> None:
-    """Multiply by the first shared row, add the second. The last operation rounds to the type of `dst`."""
-    for number, (op, row) in enumerate(zip((Alu.MULTIPLY, Alu.ADD), shared, strict=False), 1):
-        rows.tensor(dst if number == len(shared) else intermediate, intermediate, op, row)
 
 
 @lowers(Softmax)

@@ -346,7 +346,9 @@ def _candidates(survey: _Survey, table: Sequence[Buffer]) -> Iterator[_Candidate
         buffer = table[number]
         if buffer.role not in (Role.SCRATCH, Role.CONSTANT):
             continue
-        matrix = next((view for view in _matrices(buffer) if _is_promotable(use, number, view, buffer.dtype)), None)
+        agreements = {view: _agreement(use, number, view, buffer.dtype) for view in _matrices(buffer)}
+        promotable = [view for view, copies in agreements.items() if copies is not None]
+        matrix = max(promotable, key=lambda view: agreements[view] or 0, default=None)
         if matrix is not None:
             size = len(buffer.names) * matrix.pitch * buffer.dtype.itemsize
             traffic = sum(
@@ -364,7 +366,8 @@ def _candidates(survey: _Survey, table: Sequence[Buffer]) -> Iterator[_Candidate
 
 
 def _matrices(buffer: Buffer) -> Iterator[SbufMatrix]:
-    """The views of a buffer as a matrix: first those whose rows fill all partitions."""
+    """The views of a buffer as a matrix: first those whose rows fill all partitions, last the one that has the chunks of
+    128 elements that a transpose takes as its rows."""
     views = [
         SbufMatrix(prod(buffer.shape[:axis]), prod(buffer.shape[axis:])) for axis in range(len(buffer.shape), -1, -1)
     ]
@@ -373,14 +376,27 @@ def _matrices(buffer: Buffer) -> Iterator[SbufMatrix]:
     # A constant is loaded by one copy, which has whole blocks of rows.
     most = PARTITIONS if buffer.role is Role.CONSTANT else buffer.elements
     yield from (view for view in views if view not in filled and 0 < view.rows <= most and view.width)
+    chunks, remainder = divmod(buffer.shape[-1] if buffer.shape else 0, PARTITIONS)
+    if chunks > 1 and not remainder and 0 < buffer.elements // PARTITIONS <= most:
+        yield SbufMatrix(buffer.elements // PARTITIONS, PARTITIONS)
 
 
-def _is_promotable(use: _Use, number: int, matrix: SbufMatrix, dtype: DType) -> bool:
-    """True if all copies of a buffer can be expressed in SBUF, with elements of the buffer's size."""
+def _agreement(use: _Use, number: int, matrix: SbufMatrix, dtype: DType) -> int | None:
+    """How many copies of a buffer, counted with their loops, leave every element on its partition; None if a copy
+    cannot be expressed in SBUF, with elements of the buffer's size."""
     places = [place for copy, _ in use.copies for place in copy.places.values()]
     accesses = [place for place in places if isinstance(place, Far) and place.buffer == number]
-    same_size = all(place.dtype.itemsize == dtype.itemsize for place in accesses)
-    return same_size and _are_expressible(use, {number: matrix})
+    if any(place.dtype.itemsize != dtype.itemsize for place in accesses):
+        return None
+    agreeing = 0
+    for copy, counts in use.copies:
+        moved_copies = sbuf_copy(copy, {number: matrix}, counts)
+        if moved_copies is None:
+            return None
+        for part in moved_copies:
+            sides = {(side.start, side.partitions) for side in part.places.values() if isinstance(side, Tile)}
+            agreeing += prod(counts) * (len(part.places) == 2 and len(sides) == 1)
+    return agreeing
 
 
 def _are_expressible(use: _Use, homes: Mapping[int, SbufMatrix]) -> bool:

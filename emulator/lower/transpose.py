@@ -137,7 +137,7 @@ def transpose_parts(
     if bank is None:
         transposed = k.tile(src.dtype, depth, heads, chunks, count, memory=Memory.PSUM, buffers=2)
     else:
-        transposed = Block(Memory.PSUM, src.dtype, depth, (heads, chunks, count), bank.offset)
+        transposed = Block(Memory.PSUM, src.dtype, depth, (heads, chunks, count), bank.offset, bank.allocation)
     with k.loop(heads) as head_offset, k.loop(chunks) as chunk_offset:
         start = (affine(chunk) + chunk_offset) * PARTITIONS
         source = src.cut(count, (affine(head) + head_offset, 1), (start, depth))
@@ -149,18 +149,20 @@ def transpose_parts(
     copy_from_psum(k, dst.cut(depth, (head, heads), (chunk, chunks)), transposed, Engine.SCALAR)
 
 
-def transpose_tile(k: Kernel, dst: Block, tile: Tile, left: Affine | int, rows: Span) -> None:
+def transpose_tile(
+    k: Kernel, dst: Block, tile: Tile, left: Affine | int, rows: Span, engine: Engine = Engine.VECTOR
+) -> None:
     """Transpose rows in SBUF into the columns `rows` of [128, chunks, rows]. `left` is the tile's first column in the
-    matrix, a multiple of 128."""
+    matrix, a multiple of 128. `engine` copies the result from PSUM."""
     first = divided(left, PARTITIONS)
     full, remainder = divmod(tile.elements, PARTITIONS)
     if full:
-        source = Block(tile.memory, tile.dtype, tile.partitions, (full, PARTITIONS), tile.offset, tile.allocation)
-        transpose_block(k, dst, source, first, rows)
+        block = Block(tile.memory, tile.dtype, tile.partitions, (full, PARTITIONS), tile.offset, tile.allocation)
+        transpose_block(k, dst, block, first, rows, engine)
     if remainder:
         offset = tile.offset + full * PARTITIONS * tile.dtype.itemsize
-        source = Block(tile.memory, tile.dtype, tile.partitions, (1, remainder), offset, tile.allocation)
-        transpose_block(k, dst, source, first + full, rows)
+        block = Block(tile.memory, tile.dtype, tile.partitions, (1, remainder), offset, tile.allocation)
+        transpose_block(k, dst, block, first + full, rows, engine)
 
 
 def transpose_heads(

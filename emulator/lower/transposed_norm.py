@@ -8,6 +8,7 @@ adds up the partitions and leaves the sum on each of them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Final
 
 from nxpipe.emulator.hardware import CoreSpec
@@ -29,6 +30,7 @@ from nxpipe.emulator.lower.transpose import transpose_block
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import AllReduce
 
+_VECTOR_BLOCK: Final = 32  # rows and columns of one transpose on the vector engine
 _MOST_CHUNKS: Final = PARTITIONS  # a scale or shift is transposed with one chunk on a partition
 
 
@@ -53,6 +55,7 @@ class TransposedNormRows:
     chain: ElementwiseChain
     tile: Value  # the value, among those of the chain, that the matmul reads
     dtype: DType  # of the matmul
+    by_row: bool  # the rows are in SBUF, one on a partition; otherwise their chunks can be loaded as rows
 
     @property
     def is_possible(self) -> bool:
@@ -110,7 +113,8 @@ class TransposedNormRows:
         cycles = self._chunks * height
         passes = 3 + 2 * self.form.centred + 2 * len(self.shared) + 2 * len(self.chain.links)
         slow = core.fp32_cycle_factor
-        transpose = (slow if self.x.dtype is DType.FLOAT32 else 1) * max(height, ISSUE) * self._chunks
+        transposes = self._chunks if self.by_row else ceil(self._chunks * height / PARTITIONS)
+        transpose = (slow if self.x.dtype is DType.FLOAT32 else 1) * max(height, ISSUE) * transposes
         sums = (1 + self.form.centred) * slow * max(height, ISSUE)
         load = load_cost(core, self.x.transposed((1, 0)), self._chunks, height)
         vector = passes * max(cycles, ISSUE) + 4 * max(8 * height, ISSUE)
@@ -136,10 +140,22 @@ class TransposedNormRows:
         with k.scope():
             loaded = k.tile(view.dtype, chunks, PARTITIONS)
             k.copy(loaded.whole, view.packed_as((chunks, PARTITIONS)).far())
-            turned = k.tile(view.dtype, PARTITIONS, chunks, memory=Memory.PSUM)
-            k.emit(NcTranspose(engine=Engine.TENSOR, dst=turned.whole, src=loaded.whole))
-            k.emit(TensorCopy(engine=Engine.VECTOR, dst=block.whole, src=turned.whole))
+            if k.core.nki_gen < 3:
+                self._transpose_exactly(block, loaded)
+            else:
+                turned = k.tile(view.dtype, PARTITIONS, chunks, memory=Memory.PSUM)
+                k.emit(NcTranspose(engine=Engine.TENSOR, dst=turned.whole, src=loaded.whole))
+                k.emit(TensorCopy(engine=Engine.VECTOR, dst=block.whole, src=turned.whole))
         return block.whole
+
+    def _transpose_exactly(self, block: Block, loaded: Block) -> None:
+        """Transpose on the vector engine: the tensor engine of v2 makes NaN of infinities, such as those of a mask."""
+        for chunk in range(0, self._chunks, _VECTOR_BLOCK):
+            chunks = min(_VECTOR_BLOCK, self._chunks - chunk)
+            for lane in range(0, PARTITIONS, _VECTOR_BLOCK):
+                dst = block.cut((lane, _VECTOR_BLOCK), (chunk, chunks))
+                src = loaded.cut((chunk, chunks), (lane, _VECTOR_BLOCK))
+                self.k.emit(NcTranspose(engine=Engine.VECTOR, dst=dst, src=src))
 
 
 @dataclass(frozen=True)
@@ -202,6 +218,13 @@ class _Rows:
         """The rows as a tile [128, chunks, rows], in a PSUM bank if they fit: an operand in PSUM saves the vector
         engine a cycle an element."""
         k, chunks, dtype = self.k, self._chunks, x.dtype
+        pieces = None if self.norm.by_row else x.reshaped((self.count * chunks, PARTITIONS))
+        if pieces is not None and pieces.shape[0] <= PARTITIONS:
+            loaded = k.tile(dtype, self.count * chunks, PARTITIONS)
+            k.copy(loaded.whole, pieces.far())
+            turned = k.tile(dtype, PARTITIONS, self.count * chunks, memory=Memory.PSUM)
+            k.emit(NcTranspose(engine=Engine.TENSOR, dst=turned.whole, src=loaded.whole))
+            return replace(turned.whole, axes=(Axis(chunks, 1), Axis(self.count, chunks)))
         fits = chunks * self.count * dtype.itemsize <= k.core.psum_bank
         memory = Memory.PSUM if fits else Memory.SBUF
         turned = k.tile(dtype, PARTITIONS, chunks, self.count, memory=memory)
@@ -219,7 +242,8 @@ class _Rows:
         """The sum of each row's elements, on every partition, in PSUM."""
         k = self.k
         partial = k.tile(DType.FLOAT32, PARTITIONS, self.count).whole
-        by_row = replace(tile, axes=(Axis(self.count, 1), Axis(self._chunks, self.count)))
+        chunk_axis, row_axis = tile.axes
+        by_row = replace(tile, axes=(row_axis, chunk_axis))
         k.emit(TensorReduce(engine=Engine.VECTOR, dst=partial, src=by_row, op=Alu.ADD))
         total = k.psum(PARTITIONS, self.count, buffers=1).whole
         k.emit(Matmul(engine=Engine.TENSOR, dst=total, stationary=self.ones, moving=partial))
