@@ -135,9 +135,8 @@ class MatmulRows:
 
     @property
     def is_possible(self) -> bool:
-        """True if there is something to compute, and the weights need no transpose."""
-        is_empty = not (self.own.shape[0] and self.own.shape[1] and self.width)
-        return not is_empty and self.run == 1 and not any(must_transpose(each.weight) for each in self.group.operands)
+        """True if there is something to compute, and any number of rows can be computed."""
+        return self.run == 1 and bool(self.own.shape[0] and self.own.shape[1] and self.width)
 
     @property
     def resident_bytes(self) -> int:
@@ -344,8 +343,10 @@ def _folded_cast(links: Sequence[ChainNode], number: int) -> ChainNode | None:
     return readers[0] if both_float else None
 
 
-def can_follow(fusion: EpilogueFusion, matmuls: Sequence[Node]) -> bool:
-    """True if matmuls can read the results of a group in SBUF: nobody else reads them, and the elementwise nodes
-    between load nothing, and exchange nothing with other ranks."""
+def can_follow(fusion: EpilogueFusion, operands: Sequence[WeightOperand], matmuls: Sequence[Node]) -> bool:
+    """True if matmuls can read the results of a group in SBUF: nobody else reads them, the elementwise nodes between
+    load nothing, and exchange nothing with other ranks, and the weights need no transpose."""
+    if any(must_transpose(operand.weight) for operand in operands):
+        return False
     exchanged = any(isinstance(link.node.op, AllReduce) for link in fusion.links)
     return bool(matmuls) and not fusion.sources and not exchanged and not fusion.finished(matmuls)[1]
