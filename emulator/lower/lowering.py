@@ -211,7 +211,7 @@ class Lowering:
         done, stored = fusion.finished(kernel_readers)
         self.groups.fuse(done)
         fusion.sources = [self._with_contiguous_runs(view) for view in fusion.sources]
-        return chain_of(fusion, [(value, self._home_in(value, fusion.shape)) for value in stored])
+        return chain_of(fusion, [(value, self._home_in(value, fusion.shape)) for value in stored], kernel_readers)
 
     def _home_in(self, value: Value, shape: tuple[int, ...]) -> View:
         """The location of a result that is written in tiles of a tensor of this shape."""

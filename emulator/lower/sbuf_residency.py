@@ -260,9 +260,7 @@ def promote_to_sbuf(emitted: EmittedProgram) -> ResidentProgram:
         buffers=tuple(table[number] for number in rewriter.numbers),
         body=(*loads, *rewriter.steps(body, ())),
         residents=tuple(
-            ResidentBuffer(
-                table[one.buffer], one.size, address, one.live_range, -1 - one.buffer
-            )
+            ResidentBuffer(table[one.buffer], one.size, address, one.live_range, -1 - one.buffer)
             for one, address in allocations
         ),
         kept=sum((survey.bytes_of(candidate) for candidate, _ in allocations), Counter[object]()),
@@ -366,8 +364,8 @@ def _candidates(survey: _Survey, table: Sequence[Buffer]) -> Iterator[_Candidate
 
 
 def _matrices(buffer: Buffer) -> Iterator[SbufMatrix]:
-    """The views of a buffer as a matrix: first those whose rows fill all partitions, last the one that has the chunks of
-    128 elements that a transpose takes as its rows."""
+    """The views of a buffer as a matrix: first those whose rows fill all partitions, last the one that has the chunks
+    of 128 elements that a transpose takes as its rows."""
     views = [
         SbufMatrix(prod(buffer.shape[:axis]), prod(buffer.shape[axis:])) for axis in range(len(buffer.shape), -1, -1)
     ]

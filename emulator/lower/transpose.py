@@ -89,7 +89,8 @@ def _load_as_stored(k: Kernel, dst: Block, view: View) -> None:
 
 def _load_transposed(k: Kernel, dst: Block, view: View) -> None:
     rows = view.transposed((1, 0))
-    dtype = transpose_type(view.dtype)
+    # The shorter type is transposed: DMA rounds what is stored in a longer one, a copy from PSUM widens the shorter.
+    dtype = transpose_type(min(view.dtype, dst.dtype, key=lambda dtype: dtype.itemsize))
     full, remainder = divmod(view.shape[0], PARTITIONS)
     for top, count in k.spans(view.shape[1], PARTITIONS):
         for first, chunks in k.spans(full, CHUNKS_PER_LOAD):

@@ -13,7 +13,7 @@ from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.program import Role, instructions
 from nxpipe.emulator.lower import lower
-from nxpipe.emulator.ops import Binary, Cast, Gather, GroupedMatMul, Linear, MatMul, Transpose, Unary
+from nxpipe.emulator.ops import Binary, Cast, Gather, GroupedMatMul, Linear, MatMul, SliceUpdate, Transpose, Unary
 from tests.lower.harness import Given, case, floats, of, require_equal, wholes
 from tests.lower.sweep import Draw, Row, sweep
 
@@ -124,6 +124,22 @@ def test_a_table_that_a_matmul_reads_too_is_stored_as_rows_and_in_tiles(dtype: D
     stored = [buffer for buffer in program.buffers if buffer.role is Role.PARAMETER]
     assert [(buffer.dtype, buffer.order, buffer.tile) for buffer in stored] == [(dtype, (), 0), (BF16, (1, 0), 512)]
     assert not [buffer for buffer in program.buffers if buffer.role is Role.SCRATCH and buffer.elements >= 600 * 300]
+
+
+@pytest.mark.parametrize("rows", [1, 100, 1300])
+def test_rows_that_only_matmuls_read_are_cast_as_they_are_loaded(rows: int) -> None:
+    """The f32 rows are updated in place before the matmuls are computed, which read what was there before."""
+
+    def build(builder: GraphBuilder, x: Value, one: Value, other: Value, zero: Value, bias: Value) -> dict[str, Value]:
+        short = builder.add(Cast(BF16), x)
+        updated = builder.add(SliceUpdate((0, 0), (1, 300), (1, 1)), x, zero)
+        results = [builder.add(Linear(DType.FLOAT32), short, weight, bias) for weight in (one, other)]
+        return {"input0": updated, "one": results[0], "other": builder.add(Unary("relu"), results[1])}
+
+    weights = [wholes(70, 300, dtype=BF16, most=1, seed=seed, role=Role.PARAMETER) for seed in (1, 2)]
+    x = wholes(rows, 300, most=1000)  # more digits than bf16 has
+    zero = Given(np.zeros((1, 300), np.float32), DType.FLOAT32)
+    require_equal(case(build, x, *weights, zero, wholes(70, seed=3)), cores=("v2", "v3"))
 
 
 def test_a_parameter_that_is_rounded_twice_is_rounded_twice() -> None:

@@ -115,7 +115,15 @@ def test_products_leave_room_for_what_it_costs_more_to_bring_back() -> None:
 
 
 def test_what_is_larger_than_sbuf_goes_to_hbm_and_comes_back() -> None:
-    program = _block(8192, 512, 2048)
+    builder = GraphBuilder()
+    x = builder.input("x", TensorType((8192, 512), BF16))
+    up, down = (
+        builder.parameter(name, TensorType(shape, BF16)) for name, shape in (("up", (2048, 512)), ("down", (512, 2048)))
+    )
+    hidden = builder.add(Linear(BF16), x, up)
+    again = builder.add(Linear(BF16), builder.add(Linear(BF16), hidden, down), up)
+    builder.output("y", builder.add(Binary("add"), hidden, again))
+    program = lower(builder.build(), "v2")
     assert not faults(program)
     assert (8192, 2048) in _scratch(program)
 

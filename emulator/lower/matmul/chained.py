@@ -20,7 +20,8 @@ from nxpipe.emulator.isa.operands import Memory, Tile
 from nxpipe.emulator.isa.scalar import Activation, Function
 from nxpipe.emulator.isa.tensor import Matmul
 from nxpipe.emulator.isa.vector import TensorScalar
-from nxpipe.emulator.lower.elementwise import LOOKED_UP, apply, temporaries
+from nxpipe.emulator.lower.elementwise import LOOKED_UP, apply
+from nxpipe.emulator.lower.epilogue import is_single_instruction
 from nxpipe.emulator.lower.grouping import ChainNode, EpilogueFusion, HbmOperand
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span, TiledBlock
 from nxpipe.emulator.lower.kernel_cost import KernelCost, load_cost
@@ -36,7 +37,7 @@ from nxpipe.emulator.lower.matmul.tiling import (
 )
 from nxpipe.emulator.lower.transpose import chunks_of, each_chunk, load_column, must_transpose
 from nxpipe.emulator.lower.view import View, whole
-from nxpipe.emulator.ops import AllReduce, Cast
+from nxpipe.emulator.ops import AllReduce
 
 _SHARE_OF_SBUF = 3  # a third of the free bytes, at most, for the weights of the first matmul
 
@@ -135,9 +136,8 @@ class MatmulRows:
 
     @property
     def is_possible(self) -> bool:
-        """True if there is something to compute, and the weights need no transpose."""
-        is_empty = not (self.own.shape[0] and self.own.shape[1] and self.width)
-        return not is_empty and self.run == 1 and not any(must_transpose(each.weight) for each in self.group.operands)
+        """True if there is something to compute, and any number of rows can be computed."""
+        return self.run == 1 and bool(self.own.shape[0] and self.own.shape[1] and self.width)
 
     @property
     def resident_bytes(self) -> int:
@@ -265,28 +265,28 @@ class _Results:
 
     def write(self, dst: Tile) -> None:
         """Add the biases, apply the elementwise nodes, and write the value of the next matmul."""
-        links, tile = self.rows.group.epilogue.chain.links, self.rows.following.tile
+        chain, tile = self.rows.group.epilogue.chain, self.rows.following.tile
+        links = chain.links
         first = self._folds(links)
         operands = () if first else self.rows.group.operands
         computed = {each.result: self._result(each, dst if each.result == tile else None) for each in operands}
         for number, link in enumerate(links):
-            result, cast = link.node.result, _folded_cast(links, number)
-            if result in computed:
-                continue
-            target = cast.node.result if cast else result
-            out = self._tile(target, dst)
+            if link.node.result in computed:
+                continue  # the instruction of the node before has cast it
+            result = chain.rounded(link)
+            out = self._tile(result, dst)
             if number == 0 and first:
                 self._activation(link, out)
             else:
                 apply(self.rows.k, link.node, out, [_operand(each, computed) for each in link.operands])
-            computed[target] = computed[result] = out
+            computed[result] = out
         if computed[tile] != dst:
             self._copy(dst, computed[tile])
 
     def _folds(self, links: Sequence[ChainNode]) -> bool:
         """True if the first node is a function that the scalar engine applies as it adds the only bias."""
         (operand, *others) = self.rows.group.operands
-        is_function = bool(links) and links[0].node.op.label in LOOKED_UP and temporaries(links[0].node) == 0
+        is_function = bool(links) and links[0].node.op.label in LOOKED_UP and is_single_instruction(links[0].node)
         readers = sum(link.operands.count(operand.result) for link in links)
         if not is_function or others or readers != 1 or operand.out is not DType.FLOAT32:
             return False
@@ -303,8 +303,7 @@ class _Results:
     def _result(self, operand: WeightOperand, dst: Tile | None) -> Tile:
         """The result of a matmul in its own type. Sums without a bias are read from PSUM if they are the result."""
         sums, shift, k = self.sums[operand.result], self.shifts[operand.result], self.rows.k
-        direct = all(temporaries(link.node) == 0 for link in self.rows.group.epilogue.chain.links)
-        if dst is None and shift is None and operand.out is DType.FLOAT32 and direct:
+        if shift is None and operand.out is DType.FLOAT32 and self.rows.group.epilogue.chain.reads_sums(operand.result):
             return sums
         if dst is None or dst.dtype is not operand.out:
             out = k.tile(operand.out, sums.partitions, sums.elements, buffers=2).whole
@@ -333,19 +332,10 @@ def _operand(operand: Value | HbmOperand | float, computed: Mapping[Value, Tile]
     return operand
 
 
-def _folded_cast(links: Sequence[ChainNode], number: int) -> ChainNode | None:
-    """The cast that alone reads the float32 result of a single instruction, which can round to the cast's type itself:
-    float32 holds the result before it is rounded."""
-    node = links[number].node
-    readers = [link for link in links if node.result in link.operands]
-    if len(readers) != 1 or not isinstance(readers[0].node.op, Cast) or temporaries(node) > 0:
-        return None
-    both_float = node.result.type.dtype is DType.FLOAT32 and readers[0].node.result.type.dtype.is_float
-    return readers[0] if both_float else None
-
-
-def can_follow(fusion: EpilogueFusion, matmuls: Sequence[Node]) -> bool:
-    """True if matmuls can read the results of a group in SBUF: nobody else reads them, and the elementwise nodes
-    between load nothing, and exchange nothing with other ranks."""
+def can_follow(fusion: EpilogueFusion, operands: Sequence[WeightOperand], matmuls: Sequence[Node]) -> bool:
+    """True if matmuls can read the results of a group in SBUF: nobody else reads them, the elementwise nodes between
+    load nothing, and exchange nothing with other ranks, and the weights need no transpose."""
+    if any(must_transpose(operand.weight) for operand in operands):
+        return False
     exchanged = any(isinstance(link.node.op, AllReduce) for link in fusion.links)
     return bool(matmuls) and not fusion.sources and not exchanged and not fusion.finished(matmuls)[1]

@@ -4,15 +4,18 @@
 output group: the same columns of all of them are in SBUF together, so that only the result of that node is stored.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from typing import Final
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, divided
 from nxpipe.emulator.isa.collective import CollectiveReduceScatter
 from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile
+from nxpipe.emulator.isa.scalar import Activation, Function
 from nxpipe.emulator.isa.tensor import Matmul
 from nxpipe.emulator.isa.vector import Memset, TensorCopy, TensorTensor
 from nxpipe.emulator.lower.grouping import RowSharding
@@ -32,6 +35,9 @@ from nxpipe.emulator.lower.matmul.tiling import (
 )
 from nxpipe.emulator.lower.transpose import chunks_of, each_chunk, each_slab, load_matrix, load_tiled
 from nxpipe.emulator.lower.view import TiledView, View
+
+_BANKS: Final = 3  # of sums that an epilogue reads in PSUM, twice; the other two are for transposes
+_FACTORS: Final = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)  # of a bias that is added as a product
 
 
 @dataclass(frozen=True)
@@ -207,16 +213,33 @@ class _Columns:
         ]
 
     def outputs(self, buffers: int) -> "_OutputTiles":
-        return _OutputTiles(self, [self._bias(operand.bias, buffers) for operand in self.group.operands])
+        biases = [operand.bias for operand in self.group.operands]
+        ones = {bias.dtype: self._ones(bias.dtype) for bias in biases if bias and self._is_product(bias)}
+        return _OutputTiles(self, [self._bias(bias, buffers) for bias in biases], ones)
+
+    def _ones(self, dtype: DType) -> Block:
+        block = self.k.tile(dtype, 1, min(self.kernel.rows.shape[0], PARTITIONS))
+        self.k.emit(Memset(engine=Engine.VECTOR, dst=block.whole, value=1.0))
+        return block
 
     def _bias(self, bias: View | None, buffers: int) -> Block | None:
-        """Load the bias row to every partition."""
+        """Load the bias row to one partition, if it is added as a product, or else to every partition."""
         if bias is None:
             return None
-        lanes = min(self.kernel.rows.shape[0], PARTITIONS)
+        lanes = 1 if self._is_product(bias) else min(self.kernel.rows.shape[0], PARTITIONS)
         block = self.k.tile(bias.dtype, lanes, self.columns[1], buffers=buffers)
         self.k.copy(block.whole, bias.cut(self.columns).broadcast((lanes, self.columns[1])).far())
         return block
+
+    def _is_product(self, bias: View) -> bool:
+        """True if adding the bias on the tensor engine, as the product of ones and its row, takes less time than
+        loading the row to every partition."""
+        core, (rows, summed) = self.k.core, self.kernel.rows.shape
+        if bias.dtype not in _FACTORS or not summed:
+            return False
+        slow = core.fp32_cycle_factor if bias.dtype is DType.FLOAT32 else 1
+        load = min(rows, PARTITIONS) * bias.dtype.itemsize / (core.dma_engines * core.dma_engine_peak_gb_s)
+        return chunks_of(rows) * slow / core.tensor_ghz < load
 
     def write_empty_sums(self) -> None:
         """Write the results of an empty contraction axis: zeros plus the bias."""
@@ -240,6 +263,7 @@ class _OutputTiles:
 
     span: _Columns
     biases: Sequence[Block | None]
+    ones: Mapping[DType, Block]  # a row of ones for each type of the biases that are added as products
 
     def allocate(self, rows: int, width: int) -> list[Block]:
         """Allocate a tile for each result; for a reduce-scatter, with the partial results for every rank."""
@@ -248,12 +272,29 @@ class _OutputTiles:
         return [k.tile(operand.out, rows, *shape, buffers=2) for operand in group.operands]
 
     def copy_from_psum(self, number: int, dst: Tile, sums: Tile, column: Span) -> None:
-        bias = self.biases[number]
-        if bias is None:
-            self.span.k.emit(TensorCopy(engine=Engine.VECTOR, dst=dst, src=sums))
+        bias, k = self.biases[number], self.span.k
+        if bias is None or bias.dtype in self.ones:
+            self.add_product(number, sums, column)
+            k.emit(Activation(engine=Engine.SCALAR, dst=dst, src=sums, function=Function.COPY))
         else:
             right = bias.cut(dst.partitions, column)
-            self.span.k.emit(TensorTensor(engine=Engine.VECTOR, dst=dst, left=sums, right=right, op=Alu.ADD))
+            k.emit(TensorTensor(engine=Engine.VECTOR, dst=dst, left=sums, right=right, op=Alu.ADD))
+
+    def add_product(self, number: int, sums: Tile, column: Span) -> None:
+        """Add the bias to the sums of a bank as the last product, ones times its row."""
+        bias = self.biases[number]
+        if bias is not None and bias.dtype in self.ones:
+            ones, row = self.ones[bias.dtype].cut(1, (0, sums.partitions)), bias.cut(1, column)
+            last = Matmul(engine=Engine.TENSOR, dst=sums, stationary=ones, moving=row, accumulate=Affine(1))
+            self.span.k.emit(last)
+
+    @property
+    def in_psum(self) -> bool:
+        """True if the epilogue reads the sums of a single result in PSUM."""
+        group = self.span.group
+        (operand, *others), (bias, *_) = group.operands, self.biases
+        is_sum = operand.out is DType.FLOAT32 and (bias is None or bias.dtype in self.ones)
+        return not others and not group.sharing and is_sum and group.epilogue.chain.reads_sums(operand.result)
 
     def finish(self, blocks: Sequence[Block], row: Span, column: Span) -> None:
         """Run the epilogue. `row` covers all ranks' rows; after the reduce-scatter each rank continues with its
@@ -285,15 +326,31 @@ class _LoadedColumns:
     def write(self, transposed: Block, rows: Span) -> None:
         k, ranks, sharing = self.span.k, self.span.group.ranks, self.span.group.sharing
         k.note = self.span.group.note
+        in_psum = self.outputs.in_psum
         for row, count in k.spans(rows[1], PARTITIONS * ranks):
-            for strip in k.spans(self.span.columns[1], strip_width(ranks)):
+            for strip in k.spans(self.span.columns[1], _BANKS * BANK if in_psum else strip_width(ranks)):
                 with k.scope():
+                    if in_psum:
+                        sums = self._sums(transposed, (row, count), strip)
+                        self.outputs.finish([sums], (row + rows[0], count), strip)
+                        continue
                     out_tiles = self.outputs.allocate(count // ranks, strip[1])
                     for number, block in enumerate(out_tiles):
                         with k.loop(ranks) as rank:
                             rank_rows = (row + rank * (sharing.rows if sharing else 0), count // ranks)
                             self._multiply(number, block, rank, transposed, rank_rows, strip)
                     self.outputs.finish(out_tiles, (row + rows[0], count), strip)
+
+    def _sums(self, transposed: Block, row: Span, strip: Span) -> Block:
+        """The sums of a strip of columns, with the bias, in as many banks of PSUM as they take."""
+        k, depth = self.span.k, self.span.kernel.rows.shape[1]
+        block = k.psum(row[1], strip[1])
+        for bank, width in k.spans(strip[1], BANK):
+            column = (strip[0] + bank, width)
+            sums = block.cut(row[1], (bank, width))
+            emit_matmuls(k, sums, transposed, self.weights[0], Affine(), row, column, depth)
+            self.outputs.add_product(0, sums, column)
+        return block
 
     def _multiply(self, number: int, out_tile: Block, rank: Affine, transposed: Block, row: Span, strip: Span) -> None:
         k, depth = self.span.k, self.span.kernel.rows.shape[1]

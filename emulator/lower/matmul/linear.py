@@ -69,10 +69,11 @@ def matmul_plan(low: Lowering, nodes: Sequence[Node], stored: Mapping[Value, Vie
         return MatmulPlan(low.k, output_groups(low, nodes))
     first, width = nodes[0], nodes[0].result.type.shape[-1]
     consumers = low.groups.consumers(fusion, first.result, width)
-    if consumers.gather or not can_follow(fusion, consumers.matmuls):
+    operands = tuple(_operand(low, node) for node in nodes)
+    if consumers.gather or not can_follow(fusion, operands, consumers.matmuls):
         return MatmulPlan(low.k, output_groups(low, nodes))
     epilogue = low.fuse_epilogue(fusion, first.result, consumers.matmuls)
-    group = OutputGroup(tuple(_operand(low, node) for node in nodes), epilogue, low.note(first))
+    group = OutputGroup(operands, epilogue, low.note(first))
     tile = fusion.known[consumers.value]
     if not any(low.groups.reduce_scatter_of(node) for node in consumers.matmuls):  # rows are those of other ranks
         low.places.views |= stored or {}
