@@ -39,6 +39,7 @@ class Work:
     calls: float = 0.0  # of attention in decoding: one for each layer, sequence and head
     scores: float = 0.0  # elements of attention matrices
     spilled: float = 0.0  # bytes of those that do not fit on the chip, written and read
+    lanes: float = 0.0  # elements of one lane in passes over the scores of decoding
     narrow: float = 0.0  # elements of one lane in passes over fewer rows than lanes
     elements: float = 0.0  # of element-wise operations and normalizations
     weights: float = 0.0  # bytes read
@@ -158,7 +159,9 @@ def decode(a: Architecture, *, batch: int, context: int, tp: int) -> Work:
     transformer(work, a, tokens=1, context=context)
     kv_heads = _kv_heads(a, tp)
     head_dim = a.get("head_dim", a["hidden"] // a["heads"])
-    work.calls += a["layers"] * batch * math.ceil(a["heads"] / tp)
+    heads = math.ceil(a["heads"] / tp)
+    work.calls += a["layers"] * batch * heads
+    work.lanes += a["layers"] * context * math.ceil(batch * heads / TILE)
     work.cache += 2.0 * a["layers"] * batch * context * kv_heads * head_dim * _NARROW
     _language_head(work, a, batch)
     return work
