@@ -37,8 +37,9 @@ PRIORS: Final[Mapping[str, tuple[float, float]]] = {
     "convolution.fixed": (1.5, 0.7),
     "dma.cache": (1.5, 0.5),
     "dma.gathered": (2, 0.7),
+    "dma.ragged": (1, 0.7),
     "dma.spilled": (12, 0.7),
-    "dma.weights": (1.1, 0.3),
+    "dma.weights": (1.2, 0.1),
     "host.concealed": (0.3, 0.5),
     "host.copy": (1.7, 0.4),
     "host.execution": (1.5, 0.7),  # kernels.csv: 62 to 154 us
@@ -59,10 +60,13 @@ PRIORS: Final[Mapping[str, tuple[float, float]]] = {
 _SPREADS: Final[Mapping[str, float]] = {  # of deviations, by what they deviate from
     "collective.hop": 0.5,
     "dma.spilled": 1.0,
+    "dma.weights": 0.15,
     "host.execution": 0.7,
     "vector.softmax": 0.5,
 }
-_SPREAD: Final = 0.35
+_SPREAD: Final = 0.5
+_EQUAL_CORES: Final = ("inf2", "trn1", "trn1n")  # their cores are the same; links are not
+_EQUAL: Final = 0.1
 _SERVER: Final = (1.0, 1.0)  # milliseconds that an HTTP server adds
 SEED: Final = 20
 _DRAWS: Final = 40  # of the bootstrap
@@ -74,7 +78,9 @@ def prior(name: str) -> tuple[float, float]:
     """The expected value of a constant and the spread of its logarithm."""
     if name.startswith("host.server"):
         return _SERVER
-    base, deviation, _ = name.partition("@")
+    base, _, deviation = name.partition("@")
+    if deviation in _EQUAL_CORES and not base.startswith("collective"):
+        return 1.0, _EQUAL
     return (1.0, _SPREADS.get(base, _SPREAD)) if deviation else PRIORS[base]
 
 

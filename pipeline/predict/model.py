@@ -269,6 +269,7 @@ _FLASH_V3: Final = 1024
 _FLASH: Final = ("nxd-prefill", "training")  # their attention kernels keep scores on the chip
 
 
+_ELEMENT: Final = 64  # bytes of a DMA's smallest access
 _OPERATORS: Final = 8  # of a layer, for the analytic baseline
 
 
@@ -288,6 +289,7 @@ def _graph(c: Configuration, cores: Cores, execution: Execution, copies: float) 
         _term("compute", "vector.elements", at, work.elements / (cores.vector * each)),
         _term("compute", _softmax(c, cores), at, work.scores / (cores.vector * each)),
         _term("compute", "dma.spilled", at, 0.0 if c.code in _FLASH else work.spilled / (cores.dma * each)),
+        _term("compute", "dma.ragged", at, work.ragged * _ELEMENT / (cores.dma * each)),
         _term("serial", "vector.narrow", at, work.narrow * TILE / cores.vector),
         _term("serial", "vector.context", at, work.lanes * TILE / cores.vector),
         _term("memory", "dma.weights", at, read / (cores.dma * each)),
