@@ -107,19 +107,25 @@ def exchange(instruction: Instruction, ranks: int, instance: Instance) -> Exchan
     ring of chips over one link of each. An all-reduce is a reduce-scatter and an all-gather."""
     rounds = 2 if isinstance(instruction, CollectiveAllReduce) else 1
     chips, cores = ceil(ranks / instance.cores_per_chip), min(ranks, instance.cores_per_chip)
-    core = CORES[instance.core]
-    near = _ON_CHIP_SHARE * core.dma_engines * core.dma_engine_peak_gb_s
     sent = rounds * transfer_bytes(instruction)
-    takes = sent * (cores - 1) / cores / near
+    takes = sent * (cores - 1) / cores / near_gb_s(instance)
     if chips == 1:
         return Exchange(_ON_CHIP_NS[instance.core], takes)
-    takes = max(takes, sent * (chips - 1) / chips / _link_gb_s(instance))
+    takes = max(takes, sent * (chips - 1) / chips / link_gb_s(instance))
     return Exchange(rounds * START_NS * (_hops(instance, chips) + min(cores - 1, 1)), takes)
 
 
-def _link_gb_s(instance: Instance) -> float:
+def near_gb_s(instance: Instance) -> float:
+    """Between the cores of a chip, in proportion to the rate of their DMA engines."""
+    core = CORES[instance.core]
+    return _ON_CHIP_SHARE * core.dma_engines * core.dma_engine_peak_gb_s
+
+
+def link_gb_s(instance: Instance) -> float:
+    """One link of a chip."""
     of_chip = instance.neuronlink_per_chip
-    assert of_chip is not None, "an instance of several chips has links"
+    if of_chip is None:
+        return near_gb_s(instance)
     return of_chip.figure * (_GIB if of_chip.unit == "GiB/s" else 1.0) / _LINKS[instance.topology]
 
 

@@ -59,9 +59,13 @@ def execute(program: Program, instance: Instance, *, in_flight: float = 1, bytes
 
 def fixed_ns(program: Program) -> float:
     """What each execution takes beyond its instructions: the runtime's preparation of collectives."""
-    if program.ranks == 1 or not counted(program.body).get(Engine.COLLECTIVE, 0):
-        return 0.0
-    return 1e3 * max(_interpolated(_FIXED_US[program.core], program.ranks), 0.0)
+    exchanges = counted(program.body).get(Engine.COLLECTIVE, 0)
+    return collectives_ns(program.core, program.ranks) if exchanges else 0.0
+
+
+def collectives_ns(core: str, ranks: int) -> float:
+    """The fixed cost of an execution that exchanges data between so many physical cores of a generation."""
+    return 1e3 * max(_interpolated(_FIXED_US[core], ranks), 0.0) if ranks > 1 else 0.0
 
 
 def host_ns(program: Program) -> float:

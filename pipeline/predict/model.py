@@ -18,6 +18,8 @@ from typing import Any, Final, Literal
 
 from nxpipe.emulator.hardware.core import CORES
 from nxpipe.emulator.hardware.instance import INSTANCES, Instance
+from nxpipe.emulator.isa.collective import link_gb_s, near_gb_s
+from nxpipe.emulator.schedule.execution import collectives_ns
 from nxpipe.pipeline.models import catalogue
 from nxpipe.pipeline.predict import work as works
 from nxpipe.pipeline.predict.measurements import Configuration
@@ -99,6 +101,7 @@ class Cores:
     dma: float
     vector: float
     link: float
+    near: float
 
 
 def family_of(instance: str) -> Instance:
@@ -124,7 +127,8 @@ def cores_of(instance: str) -> Cores:
         hbm=found.device_memory_gb_s / found.cores * 1e9,
         dma=core.dma_engines * core.dma_engine_peak_gb_s * 1e9,
         vector=core.partitions * core.vector_ghz * 1e9,
-        link=(found.neuronlink_per_chip.figure if found.neuronlink_per_chip else 192.0) * 1e9,
+        link=link_gb_s(found) * 1e9,
+        near=near_gb_s(found) * 1e9,
     )
 
 
@@ -266,6 +270,7 @@ _FLASH_V3: Final = 1024
 _FLASH: Final = ("nxd-prefill", "training")  # their attention kernels keep scores on the chip
 
 
+_ELEMENT: Final = 64  # bytes of a DMA's smallest access
 _OPERATORS: Final = 8  # of a layer, for the analytic baseline
 
 
@@ -285,7 +290,9 @@ def _graph(c: Configuration, cores: Cores, execution: Execution, copies: float) 
         _term("compute", "vector.elements", at, work.elements / (cores.vector * each)),
         _term("compute", _softmax(c, cores), at, work.scores / (cores.vector * each)),
         _term("compute", "dma.spilled", at, 0.0 if c.code in _FLASH else work.spilled / (cores.dma * each)),
+        _term("compute", "dma.ragged", at, work.ragged * _ELEMENT / (cores.dma * each)),
         _term("serial", "vector.narrow", at, work.narrow * TILE / cores.vector),
+        _term("serial", "vector.context", at, work.lanes * TILE / cores.vector),
         _term("memory", "dma.weights", at, read / (cores.dma * each)),
         _term("memory", "dma.cache", at, work.cache / (cores.dma * each)),
         _term("serial", "attention.call", at, work.calls * 1e-6),
@@ -317,10 +324,14 @@ def _collective_terms(c: Configuration, cores: Cores, work: Work, each: int, at:
     if not work.collectives:
         return []
     chips = math.ceil(c.tp * each / cores.per_chip)
+    fixed = collectives_ns(cores.name, c.tp * each) / 1e9 if chips > 1 else 0.0
     return [
+        _term("serial", "collective.execution", (at[0].removesuffix("-prefill"), *at[1:]), fixed),
         _term("serial", "collective.latency" if chips > 1 else "collective.local", at, work.collectives * 10e-6),
         _term("serial", "collective.hop", at, work.collectives * math.log2(chips) * 1e-6),
-        _term("serial", "collective.bytes" if chips > 1 else "collective.near", at, 2 * work.exchanged / cores.link),
+        _term("serial", "collective.bytes", at, 2 * work.exchanged / cores.link)
+        if chips > 1
+        else _term("serial", "collective.near", at, 2 * work.exchanged / cores.near),
     ]
 
 
