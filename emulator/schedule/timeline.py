@@ -282,8 +282,8 @@ def plus(form: Array, number: int) -> Array:
 
 _ENGINES: Final = tuple(Engine)
 _NUMBER: Final = {engine: number for number, engine in enumerate(_ENGINES)}
-PS: Final = 1000  # times are whole picoseconds, so that states compare exactly
-START_PS: Final = round(START_NS * PS)
+_PS: Final = 1000  # times are whole picoseconds, so that states compare exactly
+_START: Final = round(START_NS * _PS)
 _MOST_STEPS: Final = 5_000_000
 _FINISHED: Final = -1  # the position of an engine that has completed its stream
 
@@ -307,7 +307,7 @@ def latency_ns(
     """Time from the start of a legal program to the end of its last instruction; None if the simulation exceeds its
     step limit. `price` replaces the documented costs, to ask what another cost would change."""
     end = _Timeline(program, observer, price).run()
-    return None if end is None else end / PS
+    return None if end is None else end / _PS
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,10 +323,10 @@ class _Task:
 
     @classmethod
     def of(cls, instruction: Instruction, core: CoreSpec, priced: Cost) -> "_Task":
-        takes = round(priced.ns * PS)
+        takes = round(priced.ns * _PS)
         shared = share_of_dma(instruction, core) if instruction.engine in DMA_QUEUES else 0.0
         waits = tuple((_NUMBER[wait.engine], wait.done.base, wait.done.terms) for wait in instruction.waits)
-        return cls(instruction, round(priced.start_ns * PS), takes, round(takes * shared), waits)
+        return cls(instruction, round(priced.start_ns * _PS), takes, round(takes * shared), waits)
 
 
 class _Stream:
@@ -511,7 +511,7 @@ class _Timeline:
                 for done, by_iteration in zip(self._done, loop.by_iteration, strict=True)
             ),
             tuple(sorted((end - self._now, engine) for end, engine in self._ends)),
-            max(self._dma - self._now, START_PS),
+            max(self._dma - self._now, _START),
         )
         first_iteration, first_time = loop.first_seen(state, iteration, self._now)
         repetitions = (
