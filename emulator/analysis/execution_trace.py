@@ -23,6 +23,7 @@ from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.schedule.timeline import latency_ns
 
 _PS: Final = 1000  # of a nanosecond
+_PORT_USERS: Final = (Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
 ENGINES: Final = tuple(Engine)
 DMA: Final = "dma"
 LATENCY: Final = "dma latency"
@@ -179,10 +180,10 @@ class ExecutionTrace:
         return ended
 
     def cause(self, number: int) -> int | None:
-        """The event whose end let this one begin: the one before it on its engine, else one that it waited for. None
-        for an event that begins with the program."""
+        """The event whose end let this one begin: the one before it on its engine, else one that it waited for, or that
+        used a port of both. None for an event that begins with the program."""
         event = self.events[number]
-        engines = (event.engine, *(wait.engine for wait in self.text[event.number].waits))
+        engines = (event.engine, *(wait.engine for wait in self.text[event.number].waits), *_PORT_USERS)
         ends = (self._ended.get(engine, {}).get(event.begin) for engine in engines)
         return next((cause for cause in ends if cause is not None and cause != number), None)
 

@@ -297,8 +297,8 @@ class Observer(Protocol):
     """Receives what the simulation decides; times are in ps."""
 
     def executed(self, instruction: Instruction, indices: Sequence[int], begin: int, end: int) -> None:
-        """An instruction in one iteration of its loops, when it ends. It begins when its waits are satisfied: the time
-        includes the start of a DMA, and waiting for DMA engines or a port that others use."""
+        """An instruction in one iteration of its loops, when it ends. It begins when its waits are satisfied and no
+        other engine uses its ports: the time includes the start of a DMA, and waiting for DMA engines."""
 
     def skipped(self, place: int, since: int, now: int, repetitions: int, iterations: int) -> None:
         """The interval from `since` to `now` repeats so often, with so many iterations of the loop at a place of the
@@ -561,6 +561,7 @@ class _Timeline:
             self._starting.add(engine)
             return self._now + task.start
         begin = max(self._now, *(self._ports[port] for port in task.ports)) if task.ports else self._now
+        self._began[engine] = begin
         end = begin + task.start + task.takes
         for port in task.ports:
             self._ports[port] = end
