@@ -4,6 +4,7 @@ The analyses at the end traverse a program without executing its loops: instruct
 program order, the lifetimes of buffers.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,6 +73,31 @@ class Loop:
 
 
 Step = Instruction | Loop
+
+
+_NOTE: Final = re.compile(r"(.*?) ?\((\w+)\)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePosition:
+    """What a note says: the module path (the source line if there is none), the source line, and the operator."""
+
+    module: str
+    source: str
+    operator: str
+
+    @classmethod
+    def of(cls, note: str) -> "SourcePosition":
+        """The position in a note; those of older programs have no operator."""
+        noted = _NOTE.fullmatch(note)
+        origin, operator = noted.groups() if noted else (note, "")
+        module, _, source = origin.partition(" ")
+        return cls(module, source, operator)
+
+
+def note_of(origin: str, operator: str) -> str:
+    """The note of a node: its module path and source line, and its operator in parentheses."""
+    return f"{origin} ({operator})".lstrip()
 
 
 @dataclass(frozen=True)

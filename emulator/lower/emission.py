@@ -58,6 +58,7 @@ class _Emission:
             constants=places.constants,
             kernels=tuple(self._kernels),
             emitters=low.k.emitters,
+            allocations=low.k.allocations,
         )
 
     def _nodes(self, nodes: Sequence[Node]) -> None:

@@ -279,7 +279,9 @@ class KernelGrouping:
         degree = node.op.degree if isinstance(node.op, AllReduce) else 0
         dtype = node.result.type.dtype.on_device
         return (
-            degree == self._ranks and rows * width > 0 and piecewise_is_cheaper(self._kernel.core, rows, width, dtype)
+            degree == self._ranks
+            and rows * width > 0
+            and piecewise_is_cheaper(self._kernel.core, self._ranks, rows, width, dtype)
         )
 
     # Matmuls

@@ -37,8 +37,9 @@ from nxpipe.emulator.lower.matmul.tiling import HbmRows, LoadRows, allocate_rows
 from nxpipe.emulator.lower.matmul.tiling import LoadableRows as Sources
 from nxpipe.emulator.lower.tiles import WIDEST
 from nxpipe.emulator.lower.transpose import chunks_of, transpose_tile
+from nxpipe.emulator.lower.transposed_norm import NormForm, TransposedNormRows
 from nxpipe.emulator.lower.view import View, whole
-from nxpipe.emulator.ops import LayerNorm, RmsNorm, Softmax
+from nxpipe.emulator.ops import Cast, LayerNorm, RmsNorm, Softmax
 
 _UNUSED_TYPE: Final = DType.BFLOAT16  # type of the elementwise result of an instruction of which only the sum is used
 _STRIPS: Final = (WIDEST, WIDEST // 2, WIDEST // 4)
@@ -243,10 +244,26 @@ class RowBlock:
         self.k.emit(TensorTensor(engine=Engine.VECTOR, dst=dst, left=left, right=right, op=op))
         return dst
 
+    def mixed(self, dst: Tile, src: Tile, first: tuple[Alu, Tile], second: tuple[Alu, Tile]) -> Tile:
+        """`(src op column) op tensor` in one pass."""
+        (op0, operand0), (op1, right) = first, second
+        self.k.emit(
+            ScalarTensorTensor(engine=Engine.VECTOR, dst=dst, src=src, op0=op0, operand0=operand0, op1=op1, right=right)
+        )
+        return dst
+
     def function(
-        self, dst: Tile, src: Tile, function: Function, total: Tile | None = None, bias: float | Tile = 0.0
+        self,
+        dst: Tile,
+        src: Tile,
+        function: Function,
+        total: Tile | None = None,
+        bias: float | Tile = 0.0,
+        scale: float | Tile = 1.0,
     ) -> Tile:
-        self.k.emit(Activation(engine=Engine.SCALAR, dst=dst, src=src, function=function, total=total, bias=bias))
+        self.k.emit(
+            Activation(engine=Engine.SCALAR, dst=dst, src=src, function=function, total=total, bias=bias, scale=scale)
+        )
         return dst
 
     def sum_of(self, function: Function, bias: float | Tile = 0.0) -> Tile:
@@ -274,25 +291,50 @@ _PASSES: Final = 2  # passes of the vector engine over a row, without the epilog
 
 
 def write_row_kernel(
-    low: Lowering, node: Node, axes: int, fold: Callable[[RowBlock], None], kept_bytes: int = 0
+    low: Lowering,
+    node: Node,
+    axes: int,
+    fold: Callable[[RowBlock], None],
+    kept_bytes: int = 0,
+    form: NormForm | None = None,
 ) -> None:
     """Emit a row kernel over the last `axes` axes of the first operand. The other operands are rows (scale, shift) that
-    are broadcast to all rows."""
+    are broadcast to all rows. A norm has a `form`."""
     x = low.stored_view(node.operands[0])
     width = prod(x.shape[x.rank - axes :])
     flat = as_matrix(low, x, x.elements // width if width else 0, width)
     shared = [low.packed(low.view(operand)).packed_as((width,)) for operand in node.operands[1:]]
     fusion = low.groups.epilogue(node.result, width)
     consumers = low.groups.consumers(fusion, node.result, width)
-    epilogue = low.fuse_epilogue(fusion, node.result, consumers.nodes)
-    rows = RowKernel.of(low.k, flat, shared, epilogue, node.result.type.dtype.on_device, fold, kept_bytes)
-    if consumers.matmuls:
-        _write_with_matmuls(low, rows, fusion.known[consumers.value], consumers)
+    tile = fusion.known[consumers.value] if consumers.matmuls else None
+    epilogue, out = _without_cast(low.fuse_epilogue(fusion, node.result, consumers.nodes), tile)
+    epilogue = replace(epilogue, chain=replace(epilogue.chain, casting=Engine.SCALAR))
+    rows = RowKernel.of(low.k, flat, shared, epilogue, out, fold, kept_bytes)
+    if tile is not None:
+        _write_with_matmuls(low, rows, tile, consumers, form)
     else:
         rows.write()
 
 
-def _write_with_matmuls(low: Lowering, rows: RowKernel, tile: Value, consumers: Consumers) -> None:
+def _without_cast(epilogue: Epilogue, tile: Value | None) -> tuple[Epilogue, DType]:
+    """The epilogue and the type of the result. If only a cast to another float type reads the result, it is written in
+    that type at once, which rounds as the cast does."""
+    result, chain = epilogue.result, epilogue.chain
+    readers = [link for link in chain.links if result in link.operands]
+    needed = result == tile or any(value == result for value, _ in chain.homes)
+    dtype = result.type.dtype.on_device
+    if len(readers) != 1 or needed or not isinstance(readers[0].node.op, Cast) or dtype is not DType.FLOAT32:
+        return epilogue, dtype
+    cast = readers[0].node.result
+    if not cast.type.dtype.is_float:
+        return epilogue, dtype
+    links = tuple(link for link in chain.links if link is not readers[0])
+    return replace(epilogue, result=cast, chain=replace(chain, links=links)), cast.type.dtype.on_device
+
+
+def _write_with_matmuls(
+    low: Lowering, rows: RowKernel, tile: Value, consumers: Consumers, form: NormForm | None
+) -> None:
     """Emit a row kernel with the matmuls that read its rows: fused, or after the rows are stored to HBM if that is
     cheaper or SBUF lacks space for both."""
     k, dtype = low.k, consumers.value.type.dtype.on_device
@@ -304,6 +346,11 @@ def _write_with_matmuls(low: Lowering, rows: RowKernel, tile: Value, consumers: 
     stored_ns = min(stored, default=inf) + storing.ns(k.core)
     computed = [ComputedRows(variant, tile, dtype) for variant in rows.narrower()]
     sources = [source for rows_source in computed for source in _row_sources(low, rows_source, consumers)]
+    if form is not None and not consumers.sharding:
+        result, chain = rows.epilogue.result, rows.epilogue.chain
+        by_row = low.is_by_row(rows.x)
+        transposed = TransposedNormRows(k, form, rows.x, rows.shared, result, rows.out, chain, tile, dtype, by_row)
+        sources += [transposed] if transposed.is_possible else []
     fused = min((plan.kernel(source) for source in sources), key=lambda kernel: kernel.ns, default=None)
     if fused is not None and fused.ns <= stored_ns and tile.type.dtype.itemsize > 1:  # bytes cannot be transposed
         fused.write()
@@ -390,7 +437,7 @@ class ComputedRows:
 
         def fill(transposed: Block, rows: Span) -> None:
             def consume(tiles: Mapping[Value, Tile], row: Span, left: Span) -> None:
-                transpose_tile(self.source.k, transposed, tiles[self.tile], left[0], row)
+                transpose_tile(self.source.k, transposed, tiles[self.tile], left[0], row, Engine.SCALAR)
 
             self.source.compute_rows(rows, shared, consume)
 
@@ -405,13 +452,19 @@ def _layer_norm(low: Lowering, node: Node, op: LayerNorm) -> None:
         inverse = rows.inverse_root(rows.sum_of(Function.SQUARE, negative), op.epsilon)
 
         def scale(piece: RowPiece, dst: Tile) -> None:
+            if len(piece.shared) == 2:  # ((x - mean) * scale) * inverse + shift: two passes instead of three
+                between = rows.tile(piece)
+                rows.mixed(between, piece.source, (Alu.SUBTRACT, mean), (Alu.MULTIPLY, piece.shared[0]))
+                rows.mixed(dst, between, (Alu.MULTIPLY, inverse), (Alu.ADD, piece.shared[1]))
+                return
             between = rows.tile(piece) if piece.shared else dst
             rows.scalar(between, piece.source, Alu.SUBTRACT, mean, (Alu.MULTIPLY, inverse))
-            _combine(rows, dst, between, piece.shared)
+            if piece.shared:
+                rows.tensor(dst, between, Alu.MULTIPLY, piece.shared[0])
 
         rows.finish(scale)
 
-    write_row_kernel(low, node, op.axes, work)
+    write_row_kernel(low, node, op.axes, work, form=NormForm(True, op.epsilon))
 
 
 @lowers(RmsNorm)
@@ -420,30 +473,14 @@ def _rms_norm(low: Lowering, node: Node, op: RmsNorm) -> None:
         inverse = rows.inverse_root(rows.sum_of(Function.SQUARE), op.epsilon)
 
         def scale(piece: RowPiece, dst: Tile) -> None:
-            if not piece.shared:
-                rows.scalar(dst, piece.source, Alu.MULTIPLY, inverse)
-                return
-            rows.k.emit(
-                ScalarTensorTensor(
-                    engine=Engine.VECTOR,
-                    dst=dst,
-                    src=piece.source,
-                    op0=Alu.MULTIPLY,
-                    operand0=inverse,
-                    op1=Alu.MULTIPLY,
-                    right=piece.shared[0],
-                )
-            )
+            if piece.shared:
+                rows.mixed(dst, piece.source, (Alu.MULTIPLY, inverse), (Alu.MULTIPLY, piece.shared[0]))
+            else:
+                rows.function(dst, piece.source, Function.COPY, scale=inverse)
 
         rows.finish(scale)
 
-    write_row_kernel(low, node, op.axes, work)
-
-
-def _combine(rows: RowBlock, dst: Tile, intermediate: Tile, shared: Sequence[Tile]) -> None:
-    """Multiply by the first shared row, add the second. The last operation rounds to the type of `dst`."""
-    for number, (op, row) in enumerate(zip((Alu.MULTIPLY, Alu.ADD), shared, strict=False), 1):
-        rows.tensor(dst if number == len(shared) else intermediate, intermediate, op, row)
+    write_row_kernel(low, node, op.axes, work, form=NormForm(False, op.epsilon))
 
 
 @lowers(Softmax)

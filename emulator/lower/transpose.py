@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Final
 
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.affine import Affine, divided
+from nxpipe.emulator.isa.affine import Affine, affine, divided
 from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.scalar import Activation, Function
@@ -125,31 +125,52 @@ def transpose_block(
             with k.loop(chunks) as chunk:
                 source = rows_tile.cut(count, (begin + chunk, 1))
                 k.emit(NcTranspose(engine=Engine.TENSOR, dst=transposed.cut(depth, (chunk, 1)), src=source))
-            target = dst.cut(depth, (begin + first, chunks), columns)
-            if engine is Engine.SCALAR:
-                k.emit(Activation(engine=engine, dst=target, src=transposed.whole, function=Function.COPY))
-            else:
-                k.emit(TensorCopy(engine=engine, dst=target, src=transposed.whole))
+            copy_from_psum(k, dst.cut(depth, (begin + first, chunks), columns), transposed, engine)
 
 
-def transpose_tile(k: Kernel, dst: Block, tile: Tile, left: Affine | int, rows: Span) -> None:
+def transpose_parts(
+    k: Kernel, dst: Block, src: Block, parts: tuple[Span, Span], depth: int, bank: Block | None = None
+) -> None:
+    """Transpose chunks of `depth` elements of several heads, from rows [rows, heads, elements] to [128 elements, heads,
+    chunks, rows]; `parts` are the heads and the chunks. `bank` is PSUM to use."""
+    (head, heads), (chunk, chunks) = parts
+    count = src.partitions
+    if bank is None:
+        transposed = k.tile(src.dtype, depth, heads, chunks, count, memory=Memory.PSUM, buffers=2)
+    else:
+        transposed = Block(Memory.PSUM, src.dtype, depth, (heads, chunks, count), bank.offset, bank.allocation)
+    with k.loop(heads) as head_offset, k.loop(chunks) as chunk_offset:
+        start = (affine(chunk) + chunk_offset) * PARTITIONS
+        source = src.cut(count, (affine(head) + head_offset, 1), (start, depth))
+        k.emit(
+            NcTranspose(
+                engine=Engine.TENSOR, dst=transposed.cut(depth, (head_offset, 1), (chunk_offset, 1)), src=source
+            )
+        )
+    copy_from_psum(k, dst.cut(depth, (head, heads), (chunk, chunks)), transposed, Engine.SCALAR)
+
+
+def transpose_tile(
+    k: Kernel, dst: Block, tile: Tile, left: Affine | int, rows: Span, engine: Engine = Engine.VECTOR
+) -> None:
     """Transpose rows in SBUF into the columns `rows` of [128, chunks, rows]. `left` is the tile's first column in the
-    matrix, a multiple of 128."""
+    matrix, a multiple of 128. `engine` copies the result from PSUM."""
     first = divided(left, PARTITIONS)
     full, remainder = divmod(tile.elements, PARTITIONS)
     if full:
-        transpose_block(
-            k, dst, Block(tile.memory, tile.dtype, tile.partitions, (full, PARTITIONS), tile.offset), first, rows
-        )
+        block = Block(tile.memory, tile.dtype, tile.partitions, (full, PARTITIONS), tile.offset, tile.allocation)
+        transpose_block(k, dst, block, first, rows, engine)
     if remainder:
         offset = tile.offset + full * PARTITIONS * tile.dtype.itemsize
-        transpose_block(
-            k, dst, Block(tile.memory, tile.dtype, tile.partitions, (1, remainder), offset), first + full, rows
-        )
+        block = Block(tile.memory, tile.dtype, tile.partitions, (1, remainder), offset, tile.allocation)
+        transpose_block(k, dst, block, first + full, rows, engine)
 
 
-def transpose_heads(k: Kernel, dst: Block, source: View, first: int = 0) -> None:
-    """Load heads [heads, rows, elements] into [128, chunks, heads, rows], with the elements on the partitions."""
+def transpose_heads(
+    k: Kernel, dst: Block, source: View, first: Affine | int = 0, engine: Engine = Engine.VECTOR
+) -> None:
+    """Load heads [heads, rows, elements] into [128, chunks, heads, rows], with the elements on the partitions. `engine`
+    copies the transposed elements from PSUM."""
     heads, rows, elements = source.shape
     if not elements:
         return
@@ -166,22 +187,36 @@ def transpose_heads(k: Kernel, dst: Block, source: View, first: int = 0) -> None
             k.copy(loaded.whole, source.transposed((1, 0, 2)).cut((top, count)).far())
             for head, heads_in_bank in k.spans(heads, k.core.psum_bank // (count * dtype.itemsize)):
                 for chunk, depth in each_chunk(k, elements):
-                    _transpose_heads_of_chunk(
-                        k, dst, loaded, (chunk, depth), (head, heads_in_bank), first, (top, count)
-                    )
+                    with k.scope():
+                        _transpose_heads_of_chunk(
+                            k, dst, loaded, (chunk, depth), (head, heads_in_bank), first, (top, count), engine
+                        )
 
 
 def _transpose_heads_of_chunk(
-    k: Kernel, dst: Block, loaded: Block, chunk: tuple[Affine, int], heads: Span, first: int, rows: Span
+    k: Kernel,
+    dst: Block,
+    loaded: Block,
+    chunk: tuple[Affine, int],
+    heads: Span,
+    first: Affine | int,
+    rows: Span,
+    engine: Engine,
 ) -> None:
     (number, depth), (head, head_count), count = chunk, heads, rows[1]
-    with k.scope():
-        transposed = k.tile(loaded.dtype, depth, head_count, count, memory=Memory.PSUM, buffers=2)
-        with k.loop(head_count) as offset:
-            source = loaded.cut(count, (offset + head, 1), (number * PARTITIONS, depth))
-            k.emit(NcTranspose(engine=Engine.TENSOR, dst=transposed.cut(depth, (offset, 1)), src=source))
-        target = dst.cut(depth, (number, 1), (head + first, head_count), rows)
-        k.emit(TensorCopy(engine=Engine.VECTOR, dst=target, src=transposed.whole))
+    transposed = k.tile(loaded.dtype, depth, head_count, count, memory=Memory.PSUM, buffers=2)
+    with k.loop(head_count) as offset:
+        source = loaded.cut(count, (offset + head, 1), (number * PARTITIONS, depth))
+        k.emit(NcTranspose(engine=Engine.TENSOR, dst=transposed.cut(depth, (offset, 1)), src=source))
+    copy_from_psum(k, dst.cut(depth, (number, 1), (head + first, head_count), rows), transposed, engine)
+
+
+def copy_from_psum(k: Kernel, dst: Tile, block: Block, engine: Engine) -> None:
+    """Copy a block on the vector or on the scalar engine."""
+    if engine is Engine.SCALAR:
+        k.emit(Activation(engine=engine, dst=dst, src=block.whole, function=Function.COPY))
+    else:
+        k.emit(TensorCopy(engine=engine, dst=dst, src=block.whole))
 
 
 def each_slab(k: Kernel, size: int, chunks: int) -> Iterator[tuple[Affine, int]]:

@@ -224,7 +224,7 @@ class GatheredRows:
         return fill
 
     def _tiled(self, block: Block) -> RunMajorBlock:
-        return RunMajorBlock(block.memory, block.dtype, block.partitions, block.shape, block.offset, self.sharing.rows)
+        return RunMajorBlock(**vars(block), rows=self.sharing.rows)
 
 
 def write_gathered_matmuls(
