@@ -107,7 +107,7 @@ def _forms(parameter: Value, value: Value, readers: Sequence[Node], copied: Set[
     kind = type(matmuls[0].op) if matmuls else Linear
     matmuls = [node for node in matmuls if type(node.op) is kind]
     others = [node for node in readers if node not in matmuls]
-    order = (1, 0) if kind is Linear else ()
+    order: tuple[int, ...] = (1, 0) if kind is Linear else ()
     tiled, dtype = None, value.type.dtype
     if matmuls and _stored_shape(value, order)[0] >= 2 * TILE_ROWS:
         tiled = StoredParameter(parameter, dtype, _stored_shape(value, order), order, _TILE)

@@ -125,7 +125,7 @@ class TiledView(View):
         chunks, rest = divmod(depth, PARTITIONS)
         all_chunks = rows // PARTITIONS
         lanes = Axis(PARTITIONS, all_chunks * total)
-        reads = []
+        reads: list[tuple[int, int, Affine, tuple[Axis, ...]]] = []
         if width < tile:
             start = affine(first) * all_chunks + affine(chunk) * tile + (affine(column) + affine(first) * -1)
             reads.append((0, PARTITIONS, start, (lanes, Axis(chunks, tile), Axis(width, 1))))
