@@ -85,7 +85,7 @@ def each_box(
     if rows is not None:
         arranged, partition = _rows_first(views, rows)
     else:
-        arranged = merged
+        arranged = list(merged)
         partition = min(range(merged[0].rank - 1), key=lambda axis: _box_cycles(merged[0].shape, axis, widest))
     others = [axis for axis in range(arranged[0].rank) if axis != partition]
     looped, step = _free_axes([arranged[0].shape[axis] for axis in others], widest)
