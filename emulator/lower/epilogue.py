@@ -35,6 +35,7 @@ class ElementwiseChain:
     homes: tuple[tuple[Value, View], ...]
     resident: Mapping[HbmOperand, Block] = field(default_factory=dict)  # rows in SBUF that are broadcast to all tiles
     casting: Engine = Engine.VECTOR  # of casts between float types
+    kept: frozenset[Value] = frozenset()  # values that the kernel itself reads
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -71,24 +72,50 @@ class ElementwiseChain:
         else:
             shape = next((tile.partitions, tile.elements) for tile in computed.values())
         for link in self.links:
+            if link.node.result in computed:
+                continue  # the instruction of the node before has cast it
             for operand in link.operands:
                 if isinstance(operand, HbmOperand) and operand not in loaded:
                     loaded[operand] = load_tile(k, pieces[len(homes) + operand.number], tiles)
             operands = [_operand(operand, computed, loaded) for operand in link.operands]
-            result = link.node.result
-            computed[result] = self._result(k, link.node, operands, shape, targets.get(result))
+            result = self.rounded(link)
+            computed[result] = self._result(k, link.node, operands, shape, result, targets.get(result))
             if result in homes:
                 k.copy(homes[result].far(), computed[result])
 
+    def rounded(self, link: ChainNode) -> Value:
+        """The value that the instructions of a node write: its result, or that of the cast that alone reads it, if it
+        is the float32 result of a single instruction. float32 holds such a result before it is rounded."""
+        result = link.node.result
+        readers = [reader.node for reader in self.links if result in reader.operands]
+        needed = result in self.kept or any(value == result for value, _ in self.homes)
+        single = result.type.dtype is DType.FLOAT32 and is_single_instruction(link.node)
+        if needed or not single or len(readers) != 1 or not isinstance(readers[0].op, Cast):
+            return result
+        return readers[0].result if readers[0].result.type.dtype.is_float else result
+
+    def reads_sums(self, value: Value) -> bool:
+        """True if the value can be read in PSUM: all its readers are nodes of a single vector or scalar instruction."""
+        readers = [link.node for link in self.links if value in link.operands]
+        needed = value in self.kept or any(stored == value for stored, _ in self.homes)
+        return bool(readers) and not needed and all(map(is_single_instruction, readers))
+
     def _result(
-        self, k: Kernel, node: Node, operands: Sequence[Tile | float], shape: tuple[int, ...], target: Tile | None
+        self,
+        k: Kernel,
+        node: Node,
+        operands: Sequence[Tile | float],
+        shape: tuple[int, ...],
+        result: Value,
+        target: Tile | None,
     ) -> Tile:
+        """The tile of a node's result, or of the cast that alone reads it."""
         if isinstance(node.op, AllReduce):
             (tile,) = operands
             assert isinstance(tile, Tile)  # the operand of an all-reduce is a result, never a number
             k.emit(CollectiveAllReduce(engine=Engine.COLLECTIVE, dst=tile, src=tile))
             return tile
-        dst = target or k.tile(node.result.type.dtype.on_device, *shape, buffers=2).whole
+        dst = target or k.tile(result.type.dtype.on_device, *shape, buffers=2).whole
         if self.casting is Engine.SCALAR and _is_float_cast(node) and isinstance(operands[0], Tile):
             k.emit(Activation(engine=Engine.SCALAR, dst=dst, src=operands[0], function=Function.COPY))
         else:
@@ -98,6 +125,10 @@ class ElementwiseChain:
 
 def _is_float_cast(node: Node) -> bool:
     return isinstance(node.op, Cast) and node.operands[0].type.dtype.is_float and node.result.type.dtype.is_float
+
+
+def is_single_instruction(node: Node) -> bool:
+    return not isinstance(node.op, AllReduce) and temporaries(node) == 0
 
 
 def _operand(
@@ -168,13 +199,18 @@ def epilogue_bytes(epilogue: Epilogue) -> int:
     return epilogue.chain.width if epilogue.chain.links else 0
 
 
-def chain_of(fusion: EpilogueFusion, homes: Sequence[tuple[Value, View]]) -> ElementwiseChain:
-    """The chain of a fusion; `homes` are the locations of stored values, reshaped to the shape of the tiles."""
+def chain_of(
+    fusion: EpilogueFusion, homes: Sequence[tuple[Value, View]], kernel_readers: Sequence[Node] = ()
+) -> ElementwiseChain:
+    """The chain of a fusion; `homes` are the locations of stored values, reshaped to the shape of the tiles.
+    `kernel_readers` are nodes of the kernel that read its tiles."""
+    kept = {fusion.known[value] for node in kernel_readers for value in node.operands if value in fusion.known}
     views = [(value, home.reshaped(fusion.shape)) for value, home in homes]
     return ElementwiseChain(
         tuple(fusion.links),
         tuple(fusion.sources),
         tuple((value, view) for value, view in views if view is not None),
+        kept=frozenset(kept),
     )
 
 

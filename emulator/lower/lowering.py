@@ -18,7 +18,7 @@ from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, affine
-from nxpipe.emulator.isa.program import Role
+from nxpipe.emulator.isa.program import Role, note_of
 from nxpipe.emulator.lower.epilogue import ElementwiseChain, Epilogue, broadcast_rows, chain_of
 from nxpipe.emulator.lower.grouping import EpilogueFusion, KernelGrouping
 from nxpipe.emulator.lower.hbm_buffers import Placement
@@ -28,7 +28,7 @@ from nxpipe.emulator.lower.records import PlacedGraph
 from nxpipe.emulator.lower.transpose import copy_transposed, transposed_axis
 from nxpipe.emulator.lower.view import View, packed
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.ops import Concat, Transpose
+from nxpipe.emulator.ops import Cast, Concat, Transpose
 from nxpipe.emulator.ops.base import Operator
 
 _SHORT_ROW: Final = 512  # elements: rows for which few lanes cost less than a copy in HBM
@@ -72,8 +72,8 @@ class Lowering:
         self.notes: dict[str, int] = {"": 0}
 
     def note(self, node: Node) -> int:
-        """The number of a node's place in the model, which its instructions carry."""
-        return self.notes.setdefault(str(node.origin), len(self.notes))
+        """The number of a node's place in the model and its operator, which its instructions carry."""
+        return self.notes.setdefault(note_of(str(node.origin), node.op.label), len(self.notes))
 
     def view(self, value: Value) -> View:
         """The view of a value in its own type; a value stored in a narrower type is first copied to its own."""
@@ -88,6 +88,10 @@ class Lowering:
         in the operand's type; readers widen it as they load it."""
         return self.places.views[value]
 
+    def weight(self, value: Value) -> View:
+        """The view of a matmul's second operand: its tiled form, if it is a parameter that has one."""
+        return self.places.weights.get(value) or self.view(value)
+
     def home(self, value: Value) -> View:
         """The contiguous location of a node's result."""
         homes = self.places.homes
@@ -97,14 +101,19 @@ class Lowering:
         return homes[value]
 
     def transposable_home(self, value: Value) -> View:
-        """The location of a result that can be written in any order of axes. If its only reader is a transpose, the
+        """The location of a float32 result that can be written in any order of axes. If its only reader is a cast to
+        another float, the cast is fused: the kernel rounds to that type. If its only reader is a transpose, the
         transpose is fused: the result is written, transposed, to the location of the transpose's result."""
-        transpose = self.groups.only_reader(value)
-        if transpose is None or not isinstance(transpose.op, Transpose):
+        reader = self.groups.only_reader(value)
+        if reader is not None and isinstance(reader.op, Cast) and _rounds_once(value, reader.result):
+            self.groups.fuse([reader.result])
+            self.places.views[value] = self.transposable_home(reader.result)
+            return self.stored_view(value)
+        if reader is None or not isinstance(reader.op, Transpose):
             return self.home(value)
-        self.groups.fuse([transpose.result])
-        inverse = tuple(transpose.op.order.index(axis) for axis in range(value.type.rank))
-        self.places.views[value] = self.home(transpose.result).transposed(inverse)
+        self.groups.fuse([reader.result])
+        inverse = tuple(reader.op.order.index(axis) for axis in range(value.type.rank))
+        self.places.views[value] = self.home(reader.result).transposed(inverse)
         return self.stored_view(value)
 
     def constant(self, data: Array, dtype: DType) -> View:
@@ -202,7 +211,7 @@ class Lowering:
         done, stored = fusion.finished(kernel_readers)
         self.groups.fuse(done)
         fusion.sources = [self._with_contiguous_runs(view) for view in fusion.sources]
-        return chain_of(fusion, [(value, self._home_in(value, fusion.shape)) for value in stored])
+        return chain_of(fusion, [(value, self._home_in(value, fusion.shape)) for value in stored], kernel_readers)
 
     def _home_in(self, value: Value, shape: tuple[int, ...]) -> View:
         """The location of a result that is written in tiles of a tensor of this shape."""
@@ -277,6 +286,11 @@ class Lowering:
             return
         with self.k.loop(dst.shape[0]) as index:
             self._copy_inside(dst.pick(0, index), src.pick(0, index), outer - 1)
+
+
+def _rounds_once(value: Value, cast: Value) -> bool:
+    """True if a kernel that computes a value in float32 may store its cast instead."""
+    return value.type.dtype is DType.FLOAT32 and cast.type.dtype.is_float
 
 
 def operand_views(whole: View, node: Node) -> list[View]:

@@ -25,9 +25,15 @@ from nxpipe.emulator.lower.grouping import Consumers
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.kernel_cost import KernelCost, load_cost, transpose_cost
 from nxpipe.emulator.lower.lowering import Lowering, lowers
-from nxpipe.emulator.lower.matmul.kernel import MatmulKernel
-from nxpipe.emulator.lower.matmul.linear import GatheredRows, as_matrix, output_groups, write_gathered_matmuls
-from nxpipe.emulator.lower.matmul.tiling import HbmRows, LoadRows, OutputGroup, allocate_rows
+from nxpipe.emulator.lower.matmul.chained import MatmulPlan
+from nxpipe.emulator.lower.matmul.linear import (
+    GatheredRows,
+    as_matrix,
+    matmul_plan,
+    output_groups,
+    write_gathered_matmuls,
+)
+from nxpipe.emulator.lower.matmul.tiling import HbmRows, LoadRows, allocate_rows
 from nxpipe.emulator.lower.matmul.tiling import LoadableRows as Sources
 from nxpipe.emulator.lower.tiles import WIDEST
 from nxpipe.emulator.lower.transpose import chunks_of, transpose_tile
@@ -332,11 +338,11 @@ def _write_with_matmuls(
     """Emit a row kernel with the matmuls that read its rows: fused, or after the rows are stored to HBM if that is
     cheaper or SBUF lacks space for both."""
     k, dtype = low.k, consumers.value.type.dtype.on_device
-    location, groups = low.places.views.get(tile), _consumer_groups(low, rows, consumers.matmuls)
+    location, plan = low.places.views.get(tile), _consumer_plan(low, rows, consumers)
     flat = whole(0, tile.type.dtype.on_device, rows.x.shape)
     store = KernelCost(bytes=0 if location else moved(flat.far()))
     storing = ComputedRows(rows, tile, dtype).compute_cost(k.core, rows.x.shape[0]) + store
-    stored = [MatmulKernel(k, source, groups).ns for source in _row_sources(low, HbmRows(k, flat, dtype), consumers)]
+    stored = [plan.kernel(source).ns for source in _row_sources(low, HbmRows(k, flat, dtype), consumers)]
     stored_ns = min(stored, default=inf) + storing.ns(k.core)
     computed = [ComputedRows(variant, tile, dtype) for variant in rows.narrower()]
     sources = [source for rows_source in computed for source in _row_sources(low, rows_source, consumers)]
@@ -345,16 +351,16 @@ def _write_with_matmuls(
         by_row = low.is_by_row(rows.x)
         transposed = TransposedNormRows(k, form, rows.x, rows.shared, result, rows.out, chain, tile, dtype, by_row)
         sources += [transposed] if transposed.is_possible else []
-    fused = min((MatmulKernel(k, source, groups) for source in sources), key=lambda kernel: kernel.ns, default=None)
+    fused = min((plan.kernel(source) for source in sources), key=lambda kernel: kernel.ns, default=None)
     if fused is not None and fused.ns <= stored_ns and tile.type.dtype.itemsize > 1:  # bytes cannot be transposed
         fused.write()
         return
     flat = as_matrix(low, location or low.scratch(tile.type.dtype, rows.x.shape), *rows.x.shape)
     rows.write(None if location else _store_rows(low, tile, flat))
     if consumers.sharding:
-        write_gathered_matmuls(low, flat, dtype, groups, consumers.sharding)
+        write_gathered_matmuls(low, flat, dtype, plan.groups, consumers.sharding)
     else:
-        MatmulKernel(k, HbmRows(k, flat, dtype), groups).write()
+        plan.kernel(HbmRows(k, flat, dtype)).write()
 
 
 def _row_sources(low: Lowering, own: Sources, consumers: Consumers) -> list[Sources]:
@@ -365,14 +371,17 @@ def _row_sources(low: Lowering, own: Sources, consumers: Consumers) -> list[Sour
     return [gathered] if gathered.fits else []
 
 
-def _consumer_groups(low: Lowering, rows: RowKernel, readers: Sequence[Node]) -> tuple[OutputGroup, ...]:
-    """Output groups of the matmuls. Their epilogues must not read results that the row kernel stores, because the fused
+def _consumer_plan(low: Lowering, rows: RowKernel, consumers: Consumers) -> MatmulPlan:
+    """The plan of the matmuls. Their epilogues must not read results that the row kernel stores, because the fused
     kernel may read rows before they are stored; those results are hidden while groups form."""
     views = low.places.views
     stored = {value: views.pop(value) for value, _ in rows.epilogue.chain.homes}
-    groups = output_groups(low, readers)
+    if consumers.sharding:
+        plan = MatmulPlan(low.k, output_groups(low, consumers.matmuls))
+    else:
+        plan = matmul_plan(low, consumers.matmuls, stored)
     views |= stored
-    return groups
+    return plan
 
 
 def _store_rows(low: Lowering, tile: Value, view: View) -> Callable[[Mapping[Value, Tile], Span, Span], None]:

@@ -33,7 +33,7 @@ _STEP: Final = 64  # elements: tile widths are multiples of it
 
 @lowers(Binary, Cast, Unary, Where)
 def _elementwise(low: Lowering, node: Node, op: Operator) -> None:
-    if is_exact(node):
+    if is_exact(node) or low.groups.is_cast_by_matmuls(node):
         low.alias(node.result, low.stored_view(node.operands[0]))
         return
     chain = low.chain(node)

@@ -14,8 +14,20 @@ from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.graph import Graph, live_nodes
 from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.repeat import unroll
-from nxpipe.emulator.ir.types import TensorType
-from nxpipe.emulator.ops import Binary, Broadcast, Cast, Concat, Gather, Index, Operator, Reshape, Slice, Transpose
+from nxpipe.emulator.ir.types import DType, TensorType
+from nxpipe.emulator.ops import (
+    Attention,
+    Binary,
+    Broadcast,
+    Cast,
+    Concat,
+    Gather,
+    Index,
+    Operator,
+    Reshape,
+    Slice,
+    Transpose,
+)
 from nxpipe.emulator.ops.portable import compute
 from nxpipe.emulator.passes.options import PassOptions
 from nxpipe.emulator.passes.rewrite import keep, rewrite
@@ -128,17 +140,52 @@ def transpose_of_units_is_reshape(builder: GraphBuilder, node: Node) -> Step:
     return replace(node, op=Reshape(node.result.type.shape)) if moved == sorted(moved) else None
 
 
+def narrow_before_moving(builder: GraphBuilder, node: Node) -> Step:
+    """Cast to a narrower float before a reshape or transposition, not after it: fewer bytes are moved, and the node
+    before them can round its result itself."""
+    source = node.operands[0] if isinstance(node.op, Cast) else None
+    moves: list[Node] = []
+    while source is not None and (first := builder.node_of(source)) and isinstance(first.op, Reshape | Transpose):
+        moves.append(first)
+        source = first.operands[0]
+    if source is None or not moves:
+        return None
+    wide, narrow = source.type.dtype, node.result.type.dtype
+    if not (wide.is_float and narrow.is_float and narrow.itemsize < wide.itemsize):
+        return None
+    value = builder.add(node.op, source, origin=node.origin)
+    for move in reversed(moves):
+        value = builder.add(move.op, value, origin=move.origin)
+    return value
+
+
 def drop_neutral_constants(builder: GraphBuilder, node: Node) -> Step:
-    """Remove x * 1, `x and true`, integer + 0. Adding 0 to a float is kept, because it turns -0 into 0."""
+    """Remove x * 1, `x and true`, integer + 0. Adding 0 to a float is kept, because it turns -0 into 0. Where the
+    constant has more axes than x, or longer ones, x is repeated along them, which a view does."""
     if not isinstance(node.op, Binary):
         return None
     for operand, other in (node.operands, node.operands[::-1]):
         table = builder.table_of(other)
         if table is not None and table.size and operand.type.dtype is node.result.type.dtype:
             neutral = _neutral(node.op.function, operand)
-            if neutral is not None and bool((table == neutral).all()):
-                return replace(node, op=Broadcast(node.result.type.shape), operands=(operand,))
+            if neutral is not None and (table == neutral).all():
+                shape = node.result.type.shape
+                same = operand.type.shape == shape
+                return operand if same else replace(node, op=Broadcast(shape), operands=(operand,))
     return None
+
+
+def drop_mask_without_effect(builder: GraphBuilder, node: Node) -> Step:
+    """Remove the mask of an attention if it is true everywhere."""
+    if not isinstance(node.op, Attention) or len(node.operands) < 4:
+        return None
+    *matrices, mask = node.operands
+    while (first := builder.node_of(mask)) is not None and isinstance(first.op, Broadcast | Reshape | Transpose):
+        (mask,) = first.operands
+    table = builder.table_of(mask)
+    if table is None or mask.type.dtype is not DType.BOOL or not table.all():
+        return None
+    return replace(node, operands=tuple(matrices))
 
 
 def _neutral(function: str, value: Value) -> object:
@@ -224,7 +271,9 @@ RULES: tuple[Rule, ...] = (
     drop_no_ops,
     merge_moves,
     transpose_of_units_is_reshape,
+    narrow_before_moving,
     drop_neutral_constants,
+    drop_mask_without_effect,
     square_instead_of_power,
     reshape_instead_of_trivial_index,
     slice_instead_of_counted_index,
