@@ -205,7 +205,7 @@ class Lowering:
         rows, width = view.shape
         if view.buffer in self._by_row:
             return self._by_row[view.buffer] == width
-        return self.ranks == 1 or piecewise_is_cheaper(self.k.core, rows, width, DType.FLOAT32)
+        return self.ranks == 1 or piecewise_is_cheaper(self.k.core, self.ranks, rows, width, DType.FLOAT32)
 
     def _commit(self, fusion: EpilogueFusion, kernel_readers: Sequence[Node] = ()) -> ElementwiseChain:
         done, stored = fusion.finished(kernel_readers)
