@@ -15,13 +15,14 @@ from typing import Final
 
 import numpy as np
 
-from nxpipe.emulator.hardware import CoreSpec
+from nxpipe.emulator.hardware import CORES, CoreSpec
 from nxpipe.emulator.isa.cost import Cost, cost
 from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine, Instruction
 from nxpipe.emulator.isa.program import Program, instructions
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.schedule.timeline import PS, START_PS, latency_ns
+from nxpipe.emulator.schedule.timeline import latency_ns
 
+_PS: Final = 1000  # of a nanosecond
 ENGINES: Final = tuple(Engine)
 DMA: Final = "dma"
 LATENCY: Final = "dma latency"
@@ -31,18 +32,14 @@ RESOURCES: Final = (*(engine.value for engine in Engine if engine not in DMA_QUE
 @dataclass(frozen=True, slots=True)
 class Event:
     """One execution of the instruction with this number in the text, in compressed time. `indices` are those of its
-    loops, outermost first."""
+    loops, outermost first. From `transfers` on, a DMA moves bytes, or waits for DMA engines that other queues use."""
 
     number: int
     engine: Engine
     indices: tuple[int, ...]
     begin: int
+    transfers: int
     end: int
-
-    @property
-    def transfers(self) -> int:
-        """The time from which a DMA moves bytes, or waits for DMA engines that other queues use."""
-        return min(self.begin + START_PS, self.end) if self.engine in DMA_QUEUES else self.begin
 
     def parts(self, low: int, high: int) -> Iterator[tuple[str, int, int]]:
         """The resources that the event takes in a part of it, each with its interval."""
@@ -281,8 +278,9 @@ class ExecutionTrace:
 
 def record(program: Program, price: Callable[[Instruction, CoreSpec], Cost] = cost) -> ExecutionTrace | None:
     """The trace of a legal program; None if its timeline exceeds the step limit."""
-    text = tuple(instructions(program.body))
-    recorder = _Recorder({id(instruction): number for number, instruction in enumerate(text)})
+    text, core = tuple(instructions(program.body)), CORES[program.core]
+    starts = [round(price(instruction, core).start_ns * _PS) for instruction in text]
+    recorder = _Recorder({id(instruction): number for number, instruction in enumerate(text)}, starts)
     if latency_ns(program, recorder, price) is None:
         return None
     return ExecutionTrace(program, text, tuple(recorder.events), tuple(recorder.repetitions))
@@ -293,13 +291,15 @@ class _Recorder:
     """The observer that compresses time."""
 
     numbers: dict[int, int]
+    starts: Sequence[int]  # the start-up of each instruction
     events: list[Event] = field(default_factory=list)
     repetitions: list[Repetition] = field(default_factory=list)
     passed: int = 0  # what all repetitions took so far
 
     def executed(self, instruction: Instruction, indices: Sequence[int], begin: int, end: int) -> None:
-        number, passed = self.numbers[id(instruction)], self.passed
-        self.events.append(Event(number, instruction.engine, tuple(indices), begin - passed, end - passed))
+        number, begin, end = self.numbers[id(instruction)], begin - self.passed, end - self.passed
+        transfers = min(begin + self.starts[number], end)
+        self.events.append(Event(number, instruction.engine, tuple(indices), begin, transfers, end))
 
     def skipped(self, place: int, since: int, now: int, repetitions: int, iterations: int) -> None:
         before = [each for each in self.repetitions if each.real + each.elapsed <= since]
@@ -313,4 +313,4 @@ class _Recorder:
 
 
 def nanoseconds(ps: float) -> float:
-    return ps / PS
+    return ps / _PS

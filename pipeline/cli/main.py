@@ -71,7 +71,7 @@ COMMANDS = {
     ),
     "profile": (
         "nxpipe.pipeline.cli.profile:profile",
-        "Show where the predicted time of programs goes, with a trace and a page.",
+        "Show where the predicted time of programs goes: operators, modules, engines, gaps, and what would help most.",
     ),
     "promote": ("nxpipe.pipeline.cli.promote:promote", "Promote artifacts to a channel."),
     "prove": (
