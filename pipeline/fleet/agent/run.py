@@ -372,26 +372,42 @@ class Agent:
     def deadline(self) -> float:
         return self.started + self.fleet.ready_within.total_seconds()
 
-    def prepare(self, instance: FleetInstance, step: Step) -> ServerStart | None:
-        """Everything that must hold before the server starts; None without a server."""
+    def select(self) -> FleetArtifact:
+        return FleetArtifact.of(self.store, self.model, self.trust)
+
+    def require_machine(self, instance: FleetInstance, step: Step) -> None:
+        """Raise NotReady if the instance lacks the server's program or a device of its type."""
         if self.command:
             _require_program(self.command)
         with step(f"check the devices of a {instance.type}"):
             require_devices(instance.type, self.devices)
+
+    def require_servable(self, artifact: FleetArtifact, instance: FleetInstance) -> None:
+        """Raise NotReady for programs or evidence with which no instance of the fleet may serve."""
+        require_programs_for(instance.type, artifact.manifest, self.model.host)
+        artifact.require_evidence(self.store, self.requirements(artifact.channel))
+
+    def prepare(self, instance: FleetInstance, step: Step) -> ServerStart | None:
+        """Everything that must hold before the server starts; None without a server."""
+        self.require_machine(instance, step)
         with step(f"fetch {self.model.model_id} from channel {' or '.join(self.model.channels)}"):
-            artifact = FleetArtifact.of(self.store, self.model, self.trust)
-            require_programs_for(instance.type, artifact.manifest, self.model.host)
-            artifact.require_evidence(self.store, self.requirements(artifact.channel))
+            artifact = self.select()
+            self.require_servable(artifact, instance)
             artifact.fetch(self.store, self.folder, rehearsal=self.model.host.rehearsal)
-        if self.fleet.golden_inputs and artifact.manifest.executables:
+        self.require_golden_answers(artifact.manifest, instance, step)
+        return self.server_of(artifact.manifest, instance, step)
+
+    def require_golden_answers(self, manifest: "Manifest", instance: FleetInstance, step: Step) -> None:
+        """Run the golden inputs of the fetched artifact on every core, which no server may have. Raises NotReady."""
+        if self.fleet.golden_inputs and manifest.executables:
             with step("run the golden inputs of the artifact on every core"):
                 left = max(1.0, self.deadline - time.monotonic())
                 sentence = require_golden_answers(self.folder, self.fleet, instance.type, left, self.words)
             with step(sentence):
                 pass
-        return self._server(artifact.manifest, instance, step)
 
-    def _server(self, manifest: "Manifest", instance: FleetInstance, step: Step) -> ServerStart | None:
+    def server_of(self, manifest: "Manifest", instance: FleetInstance, step: Step) -> ServerStart | None:
+        """The server of the fetched artifact, whose files are laid out; None without a server."""
         environ = {**os.environ, ARTIFACT: str(self.folder)}
         if not manifest.serving:
             argv = server_command(self.folder, self.fleet) if self.command is None else self.command
@@ -400,9 +416,7 @@ class Agent:
         assert contract is not None
         require_cores(instance.type, contract)
         with step(f"lay out the files of {contract.runtime}"):
-            laid_out = lay_out(
-                contract, self.folder, self.folder.with_name(f"{self.folder.name}-serving"), self.fleet.port
-            )
+            laid_out = lay_out(contract, self.folder, layout_of(self.folder), self.fleet.port)
             argv = laid_out.argv if self.command is None else self.command
             if not argv:
                 raise NotReady(
@@ -437,6 +451,11 @@ class Agent:
             start.require_proven()
             server.watched_by(faults, every=_LOOK)
             yield server
+
+
+def layout_of(folder: Path) -> Path:
+    """The folder of the trees of the artifact in `folder`."""
+    return folder.with_name(f"{folder.name}-serving")
 
 
 def _require_program(command: tuple[str, ...]) -> None:
