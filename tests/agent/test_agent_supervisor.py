@@ -80,8 +80,16 @@ class Agent:
 
     def await_status(self, start: str) -> None:
         self.channel.settimeout(20)
-        while not (message := self.channel.recv(4096).decode()).startswith(start):
+        while not (message := self._message()).startswith(start):
             self.statuses.append(message)
+
+    def _message(self) -> str:
+        try:
+            return self.channel.recv(4096).decode()
+        except TimeoutError:
+            if self.process.poll() is None:
+                raise
+            raise AssertionError(self.process.communicate()[1]) from None
 
     def await_ready(self) -> None:
         self.await_status("READY=1")

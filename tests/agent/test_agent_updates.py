@@ -1,8 +1,8 @@
 """Fleets that follow their channel in place: an instance takes the next artifact over while its server answers."""
 
 import json
+import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -264,15 +264,15 @@ def test_an_agent_that_is_killed_while_it_takes_over_continues_when_it_starts_ag
     fleet: Fleet, is_good: bool
 ) -> None:
     second = fleet.publish()
-    behaviour = {"late": 600} if is_good else {"ends": 3}
     with agent_of(fleet.place, *fleet.command(**{second.manifest.sha256: {"late": 600}})) as agent:
         agent.await_ready()
         fleet.promote(second)
         assert soon(lambda: fleet.version() == second.manifest.sha256)  # the new server runs, and is not ready
         assert (fleet.entry["LifecycleState"], fleet.entry["desired"]) == ("Standby", 1)
+        children = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children").read_text().split()
         agent.process.kill()
-        agent.process.communicate()
-    subprocess.run(["pkill", "-KILL", "-f", f'"port": {fleet.port}'], check=False)  # as systemd ends the unit
+        for child in children:  # systemd ends what is left of the unit
+            os.kill(int(child), signal.SIGKILL)
     (fleet.place.root / "notify").unlink()
     behaviour = {} if is_good else {"ends": 3}
     with agent_of(fleet.place, *fleet.command(**{second.manifest.sha256: behaviour})) as agent:

@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from nxpipe.artifact_store.documents import parse_document
-from nxpipe.artifact_store.errors import Changed, StoreError, StoreUnavailable
+from nxpipe.artifact_store.canonical import sha256_hex
+from nxpipe.artifact_store.errors import Changed, InvalidDocument, StoreError, StoreUnavailable
 from nxpipe.artifact_store.fetch.folder import MANIFEST
 from nxpipe.artifact_store.fetch.selection import Selection
 from nxpipe.artifact_store.manifest import Manifest
@@ -384,10 +384,10 @@ class ChannelUpdates:
     def _recorded(self) -> tuple[Slot, FleetArtifact] | None:
         """What this instance served last, if its folder is still there."""
         slot = self.record.served
-        with suppress(OSError):
-            if slot is not None:
-                manifest = parse_document(Manifest, (self._folder(slot) / MANIFEST).read_bytes())
-                return slot, FleetArtifact(slot.channel, Selection(manifest, slot.digest, None, slot.without))
+        with suppress(OSError, InvalidDocument):
+            if slot is not None and sha256_hex(data := (self._folder(slot) / MANIFEST).read_bytes()) == slot.digest:
+                selection = Selection(Manifest.from_bytes(data), slot.digest, None, slot.without)
+                return slot, FleetArtifact(slot.channel, selection)
         return None
 
     def _keep(self, slot: Slot) -> None:
