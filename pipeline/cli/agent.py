@@ -95,7 +95,8 @@ def run(
     from nxpipe.pipeline.artifacts.signing import trust_in
     from nxpipe.pipeline.artifacts.store_url import open_configured_store, open_uncached_store
     from nxpipe.pipeline.config import load_config
-    from nxpipe.pipeline.fleet.agent.run import Agent, lifecycle_gate
+    from nxpipe.pipeline.fleet.agent.group import lifecycle_gate
+    from nxpipe.pipeline.fleet.agent.run import Agent
     from nxpipe.pipeline.fleet.agent.shadow import ShadowFollower, following
     from nxpipe.pipeline.fleet.agent.supervisor import ServiceManager
     from nxpipe.pipeline.fleet.agent.updates import ChannelUpdates
@@ -254,7 +255,7 @@ def watch(console: Console, fleet: str, group: str, monitor: str, period: int, c
       nxpipe agent watch --fleet search --log /nxpipe/demo/search
     """
     from nxpipe.pipeline.config import load_config
-    from nxpipe.pipeline.fleet.agent.run import this_instance
+    from nxpipe.pipeline.fleet.agent.group import this_instance
     from nxpipe.pipeline.fleet.agent.watch import FleetLog, watch
     from nxpipe.pipeline.fleet.monitor.source import Compilers
 
@@ -305,8 +306,8 @@ def forward(console: Console, group: str, units: tuple[str, ...], position: Path
     Example:
       nxpipe agent forward --log /nxpipe/demo/search --unit nxpipe-agent.service
     """
+    from nxpipe.pipeline.fleet.agent.group import this_instance
     from nxpipe.pipeline.fleet.agent.logs import open_forwarder
-    from nxpipe.pipeline.fleet.agent.run import this_instance
 
     instance = this_instance(os.environ)
     open_forwarder(group, instance.id, instance.region, units, position, console.say).run(once=once)

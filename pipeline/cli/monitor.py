@@ -223,7 +223,7 @@ def _to_prometheus(
 def _to_cloudwatch(console: Console, reports: _Reports, config_path: Path, fleet: str, group: str | None) -> None:
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.config.root import serving_fleet
-    from nxpipe.pipeline.fleet.agent.run import this_instance
+    from nxpipe.pipeline.fleet.agent.group import this_instance
     from nxpipe.pipeline.fleet.agent.watch import FleetLog, PrintedLog, publish
 
     config = load_config(config_path, os.environ)

@@ -20,8 +20,8 @@ import pytest
 from moto.autoscaling.models import autoscaling_backends
 
 from nxpipe.pipeline.config import ServingFleet, load_config
-from nxpipe.pipeline.fleet.agent import run as agent_run
-from nxpipe.pipeline.fleet.agent.run import FleetInstance, HookNotCompleted, LifecycleHook
+from nxpipe.pipeline.fleet.agent import group as agent_group
+from nxpipe.pipeline.fleet.agent.group import FleetInstance, HookNotCompleted, LifecycleHook
 from nxpipe.pipeline.fleet.agent.supervisor import ModelServer, Readiness, ServiceManager, difference
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.errors import NotReady
@@ -383,7 +383,7 @@ def test_an_instance_that_cannot_serve_is_given_up_although_its_hook_comes_later
 
 def test_a_hook_that_was_completed_is_not_waited_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hook_of(place).answer("CONTINUE")
-    monkeypatch.setattr(agent_run, "time", SimpleNamespace(monotonic=time.monotonic))  # no call of sleep
+    monkeypatch.setattr(agent_group, "time", SimpleNamespace(monotonic=time.monotonic))  # no call of sleep
     assert not hook_of(place).answer("CONTINUE")
     assert not hook_of(place).answer("ABANDON")
     assert place.state == "InService"
@@ -392,7 +392,7 @@ def test_a_hook_that_was_completed_is_not_waited_for(place: Place, monkeypatch: 
 def test_an_instance_whose_hook_never_comes_does_not_wait_for_ever(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_run, "_ACTION_WITHIN", 0)
+    monkeypatch.setattr(agent_group, "_ACTION_WITHIN", 0)
     with (
         not_yet_waiting("Pending"),
         pytest.raises(HookNotCompleted, match=r"has no pending action for instance .* in state Pending"),

@@ -23,8 +23,9 @@ from nxpipe.artifact_store.channel.generation import Served
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.layout import blob_path
 from nxpipe.pipeline.config import ServingFleet, load_config
-from nxpipe.pipeline.fleet.agent.run import FleetInstance
-from nxpipe.pipeline.fleet.agent.updates import REFUSED, GroupTurn, Record, Slot
+from nxpipe.pipeline.config.device_measures import UPDATES_REFUSED
+from nxpipe.pipeline.fleet.agent.group import FleetInstance, GroupTurn
+from nxpipe.pipeline.fleet.agent.updates import Record, Slot
 from nxpipe.pipeline.util import exit_codes
 from tests.agent.conftest import server
 from tests.agent.project import CONFIG
@@ -186,7 +187,7 @@ def refusals() -> int:
         for name in streams
         for event in logs.get_log_events(logGroupName=LOG, logStreamName=name)["events"]
     ]
-    return sum(int(event[REFUSED]) for event in events)
+    return sum(int(event[UPDATES_REFUSED]) for event in events)
 
 
 @pytest.mark.sample(4, "updates of an agent")

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,34 +27,22 @@ from nxpipe.artifact_store.fetch.folder import MANIFEST
 from nxpipe.artifact_store.fetch.selection import Selection
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.pipeline.artifacts.contract import contract_of_folder
-from nxpipe.pipeline.fleet.agent.run import (
-    Agent,
-    FleetArtifact,
-    FleetInstance,
-    LifecycleHook,
-    ServerStart,
-    Step,
-    layout_of,
-)
+from nxpipe.pipeline.config.device_measures import UPDATES_REFUSED
+from nxpipe.pipeline.fleet.agent.group import FleetInstance, GroupTurn
+from nxpipe.pipeline.fleet.agent.run import Agent, FleetArtifact, ServerStart, Step, layout_of
 from nxpipe.pipeline.fleet.agent.supervisor import ModelServer
 from nxpipe.pipeline.fleet.agent.trees import remove_tree, require_relative
 from nxpipe.pipeline.fleet.agent.watch import FleetLog, Metric, log_event
-from nxpipe.pipeline.util.aws import client, convert_sdk_errors
 from nxpipe.pipeline.util.errors import AwsError, NotReady, PipelineError, sentence_of
 from nxpipe.pipeline.util.files import write_whole
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.config.serving_fleet import ServingFleet
+    pass
 
-REFUSED: Final = "updates_refused_total"  # a metric of the fleet
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
 # What says nothing about a version: the next look tries again.
 _PASSING: Final = (StoreUnavailable, Changed, AwsError, OSError)
 _SHORT: Final = 12  # characters of a digest in the name of a folder
-
-_CLAIM: Final = 2.0  # seconds after which a change of the group is visible to all, and a load balancer has followed it
-_POLL: Final = 1.0  # seconds between two looks at an instance that leaves service
-_LEAVING: Final = 300.0  # seconds to leave service, beyond `draining`
 
 
 @dataclass(frozen=True)
@@ -93,118 +81,6 @@ class Record:
 
 def _slot(held: Any) -> Slot | None:
     return Slot(**{**held, "without": tuple(held["without"])}) if held else None
-
-
-@dataclass
-class GroupTurn:
-    """The turn of one instance of an Auto Scaling group to leave service. Outside of a group it is always its turn.
-
-    At most `max_unavailable` instances are out of service, for whatever reason. The protection from scale-in is the
-    claim of a turn: all see it, and it ends with its instance. Of instances that claim at the same moment, each of
-    which saw no claim before, those with the lowest ids go. An instance counts as available once it was seen in service
-    for as long as the load balancer's health checks take.
-    """
-
-    instance: FleetInstance
-    fleet: "ServingFleet"
-    hook: str | None
-    settle: float = _CLAIM
-    _seen: dict[str, float] = field(default_factory=dict)  # instances in service, since when
-
-    def take(self) -> bool:
-        """Claim a turn; False, without a claim, if it is not this instance's turn."""
-        if self.instance.group is None:
-            return True
-        if not self._is_free(self._group(), claims=lambda other: True):
-            return False
-        self._protect(protected=True)
-        time.sleep(self.settle)
-        if self._is_free(self._group(), claims=lambda other: other < self.instance.id):
-            return True
-        self._protect(protected=False)
-        return False
-
-    def leave(self) -> None:
-        """Leave service for a while: no request comes any more, and nothing replaces the instance."""
-        if self.instance.group is None:
-            return
-        with convert_sdk_errors(f"put instance {self.instance.id} on standby"):
-            self._client.enter_standby(ShouldDecrementDesiredCapacity=True, **self._member)
-        until = time.monotonic() + self.fleet.draining.total_seconds() + _LEAVING
-        while (state := self._own()["LifecycleState"]) != "Standby":
-            if time.monotonic() > until:
-                raise AwsError(f"instance {self.instance.id} has not left service in time: it is {state}")
-            time.sleep(_POLL)
-        time.sleep(self.settle)
-
-    def end(self) -> None:
-        """Terminate the instance, for a successor."""
-        with convert_sdk_errors(f"terminate instance {self.instance.id}"):
-            self._client.terminate_instance_in_auto_scaling_group(
-                InstanceId=self.instance.id, ShouldDecrementDesiredCapacity=False
-            )
-
-    def give_back(self) -> None:
-        """End the claim, and the standby if there is one."""
-        if self.instance.group is None:
-            return
-        own = self._own()
-        if own.get("LifecycleState") in ("EnteringStandby", "Standby"):
-            with convert_sdk_errors(f"return instance {self.instance.id} to service"):
-                self._client.exit_standby(**self._member)
-            if self.hook:  # on the way back the instance is pending, as after its launch
-                LifecycleHook(self.hook, self.instance).answer("CONTINUE")
-        if own.get("ProtectedFromScaleIn"):
-            self._protect(protected=False)
-
-    def _is_free(self, group: Any, claims: Callable[[str], bool]) -> bool:
-        """True if enough other instances are available; `claims` says whose claims count."""
-        now, hold = time.monotonic(), self._checks_take
-        states = {entry["InstanceId"]: entry for entry in group["Instances"]}
-        serving = {name for name, entry in states.items() if _serves(entry)}
-        self._seen = {name: self._seen.get(name, now) for name in serving}
-        standby = sum(entry["LifecycleState"] in ("EnteringStandby", "Standby") for entry in states.values())
-        available = [
-            name
-            for name in serving
-            if name != self.instance.id
-            and now - self._seen[name] >= hold
-            and not (states[name].get("ProtectedFromScaleIn") and claims(name))
-        ]
-        wanted = int(group["DesiredCapacity"]) + standby
-        return self.instance.id in serving and len(available) >= wanted - self.fleet.updates.max_unavailable
-
-    @property
-    def _checks_take(self) -> float:
-        check = self.fleet.health_check
-        return check.healthy * check.interval.total_seconds()
-
-    def _own(self) -> dict[str, Any]:
-        return next((each for each in self._group()["Instances"] if each["InstanceId"] == self.instance.id), {})
-
-    def _group(self) -> dict[str, Any]:
-        with convert_sdk_errors(f"describe the group {self.instance.group}"):
-            found = self._client.describe_auto_scaling_groups(AutoScalingGroupNames=[self.instance.group])
-        groups: list[dict[str, Any]] = found["AutoScalingGroups"]
-        if not groups:
-            raise AwsError(f"AWS has no Auto Scaling group {self.instance.group}, of which this instance was a member")
-        return groups[0]
-
-    def _protect(self, *, protected: bool) -> None:
-        with convert_sdk_errors(f"claim a turn in the group {self.instance.group}"):
-            self._client.set_instance_protection(ProtectedFromScaleIn=protected, **self._member)
-
-    @property
-    def _member(self) -> dict[str, Any]:
-        return {"AutoScalingGroupName": self.instance.group, "InstanceIds": [self.instance.id]}
-
-    @property
-    def _client(self) -> Any:
-        return client("autoscaling", self.instance.region)
-
-
-def _serves(entry: dict[str, Any]) -> bool:
-    return entry["LifecycleState"] == "InService" and entry["HealthStatus"].lower() == "healthy"
 
 
 @dataclass(frozen=True)
@@ -405,7 +281,9 @@ class ChannelUpdates:
         if self.log is not None:
             at = int(time.time() * 1000)
             try:
-                self.log.write(at, log_event(at, self.dimensions, self.instance.id, [Metric(REFUSED, "Count", 1)]))
+                self.log.write(
+                    at, log_event(at, self.dimensions, self.instance.id, [Metric(UPDATES_REFUSED, "Count", 1)])
+                )
             except AwsError as lost:
                 self.complain(f"{lost}; the refusal is not counted")
 
