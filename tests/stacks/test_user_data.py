@@ -170,11 +170,14 @@ _UPDATES = 'updates = { policy = "swap", interval = "10s" }\n'
 
 def test_the_agent_knows_of_a_shadow_phase_and_of_updates(sandbox: Sandbox) -> None:
     for more in (_SHADOW, _UPDATES):
-        wanted = configured(sandbox.folder, more=more)
+        configured(sandbox.folder)
+        own = sandbox.folder / "nxpipe.toml"
+        own.write_text(own.read_text().replace("{ min = 1, max = 4 }", "{ min = 2, max = 4 }") + more)
+        wanted = load_config(own, {})
         (fleet,) = wanted.fleets
         assert isinstance(fleet, ServingFleet)
         path = sandbox.folder / "there.toml"
-        path.write_text(fleet_file(wanted, fleet, {"url": "s3://b"}, "/keys"))
+        path.write_text(fleet_file(wanted, fleet, {"url": "s3://demo-artifacts/models"}, "/keys"))
         there = load_config(path, {})
         assert there.rollout.shadow == wanted.rollout.shadow
         assert there.fleets[0].model_dump(exclude={"command"}) == fleet.model_dump(exclude={"command"})
