@@ -34,6 +34,7 @@ from tests.agent.test_agent_supervisor import agent_of, free_port
 from tests.artifact_store.afar import first_generation, patch
 from tests.artifact_store.samples import publish_verified, put
 from tests.pipeline.command import nxpipe as in_a_process
+from tests.serving.server_process import build
 
 __all__ = ["place", "server"]
 
@@ -51,6 +52,7 @@ class Callers:
     answers: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     states: list[str] = field(default_factory=list)
+    prompt: str = ""  # of a completion, in place of the request for the version
 
     def run(self, over: threading.Event) -> None:
         while not over.is_set():
@@ -62,9 +64,15 @@ class Callers:
                 continue
             try:
                 connection = HTTPConnection("127.0.0.1", self.port, timeout=10)
-                connection.request("GET", "/version")
+                if self.prompt:
+                    body = json.dumps({"prompt": self.prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True})
+                    connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+                else:
+                    connection.request("GET", "/version")
                 response = connection.getresponse()
                 body = response.read().decode()
+                if self.prompt and response.status == 200:
+                    body = json.loads(body)["choices"][0]["text"]
                 (self.answers if response.status == 200 else self.failures).append(body)
                 connection.close()
             except (OSError, HTTPException) as failed:
@@ -130,8 +138,8 @@ class Fleet:
         return Record.read(self.place.root / "served-updates.json")
 
     @contextmanager
-    def calling(self) -> Iterator[Callers]:
-        callers, over = Callers(self.port, self.instance), threading.Event()
+    def calling(self, prompt: str = "") -> Iterator[Callers]:
+        callers, over = Callers(self.port, self.instance, prompt=prompt), threading.Event()
         threads = [threading.Thread(target=callers.run, args=(over,)) for _ in range(2)]
         for thread in threads:
             thread.start()
@@ -244,6 +252,34 @@ def test_a_version_that_fails_is_refused_once_and_the_old_one_answers_on(fleet: 
     (sentence,) = (line for line in err.splitlines() if "is refused" in line)
     assert f"of generation 2 of channel production is refused, and {fleet.place.published.name} goes on: " in sentence
     assert SAID[fault] in sentence
+
+
+@pytest.mark.sample(8, "updates of an agent")
+def test_nxpipe_serve_is_swapped_between_two_completions_and_a_rollback_swaps_it_back(fleet: Fleet) -> None:
+    """The default server, a tiny Llama with two sets of weights, on the emulator."""
+    root, store = fleet.place.root, fleet.place.store.store
+    words = ("--phases", "extend,decode", "--batches", "4", "--buckets", "16,64")
+    names = [build(root / f"of-{seed}", "llama", *words, seed=seed, store=root / "store")[0] for seed in (0, 1)]
+    old, new = (Served.of(store.resolve(name), without=["emulated"]) for name in names)
+    text = Path("nxpipe.toml").read_text().replace('id = "acme/tiny-bert"', 'path = "of-0/llama"')
+    Path("nxpipe.toml").write_text(text.replace("fill-mask", "text-generation") + 'health = "/readyz"\n')
+    fleet.promote(old)
+    with agent_of(fleet.place) as agent:
+        agent.await_ready()
+        with fleet.calling(prompt="the river") as callers:
+            assert soon(lambda: len(callers.answers) > 10)
+            fleet.promote(new)
+            assert soon(lambda: len(set(callers.answers)) == 2)
+            fleet.promote(old)
+            assert soon(lambda: callers.answers[-1] == callers.answers[0])
+        assert callers.failures == []
+        assert callers.states == ["InService", *LEFT, *LEFT]
+        first, second = dict.fromkeys(callers.answers)
+        changes = [one for one, before in zip(callers.answers, [None, *callers.answers], strict=False) if one != before]
+        assert changes == [first, second, first]
+        agent.process.send_signal(signal.SIGTERM)
+        code, _, err = agent.end()
+    assert code == 0, err
 
 
 LEFT = ["Standby", "InService"]

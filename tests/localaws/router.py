@@ -73,7 +73,7 @@ class Router:
     async def _answer(self, request: bytes) -> bytes:
         weights = dict(self.weights)
         (colour,) = random.choices([*weights], [*weights.values()])
-        second, began = self.seconds[int(time.time()), colour], time.monotonic()
+        second, began = self.seconds[int(time.time()), colour], time.monotonic()  # of the request
         hosts = self.targets.get(colour)
         if not hosts:
             second.own["503"] += 1
@@ -82,8 +82,9 @@ class Router:
         try:
             answer = await _forward(random.choice(hosts), request)
         except _BROKEN:
-            second.own["502"] += 1
+            self.seconds[int(time.time()), colour].own["502"] += 1
             return message("HTTP/1.1 502 Bad Gateway")
+        second = self.seconds[int(time.time()), colour]  # of the response
         second.kinds[f"{answer[9:10].decode()}XX"] += 1
         second.times.append(time.monotonic() - began)
         return answer
@@ -143,7 +144,7 @@ class Account:
                 continue
             data += counted(self.fleet, colour, at, second.requests, second.kinds, second.times)
             data += [returned(self.fleet, code, at, count) for code, count in second.own.items()]
-            failed = second.requests - second.kinds["2XX"] + second.own["503"]
+            failed = second.kinds["5XX"] + second.kinds["4XX"] + sum(second.own.values())
             line = {"at": at, "colour": colour, "requests": second.requests, "failed": failed, "times": second.times}
             with self.counts.open("a") as file:
                 file.write(json.dumps(line) + "\n")
