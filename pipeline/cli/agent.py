@@ -99,7 +99,7 @@ def run(
     from nxpipe.pipeline.fleet.agent.run import Agent
     from nxpipe.pipeline.fleet.agent.shadow import ShadowFollower, following
     from nxpipe.pipeline.fleet.agent.supervisor import ServiceManager
-    from nxpipe.pipeline.fleet.agent.updates import ChannelUpdates
+    from nxpipe.pipeline.fleet.agent.updates import ServerUpdates
     from nxpipe.pipeline.fleet.agent.watch import FleetLog
 
     manager = ServiceManager(os.environ)
@@ -140,7 +140,7 @@ def run(
                     uncached, served.name, group, served.port, place, dimensions, log, console.say
                 )
                 running.enter_context(following(follower))  # the server's environment names its control file
-            updates = ChannelUpdates(
+            updates = ServerUpdates(
                 agent, gate.instance, hook, step, console.say, console.complain, log, dimensions, in_service
             )
             if (server := running.enter_context(updates.first())) is not None:

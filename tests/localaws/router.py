@@ -102,8 +102,8 @@ async def _forward(address: str, request: bytes) -> bytes:
 
 
 async def call(port: int, rate: float, number: int) -> None:
-    """A client: a request for two tokens, again and again."""
-    body = {"max_tokens": 2, "temperature": 0, "ignore_eos": True}
+    """A client: a request for one token, again and again."""
+    body = {"max_tokens": 1, "temperature": 0, "ignore_eos": True}
     while True:
         with suppress(*_BROKEN):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

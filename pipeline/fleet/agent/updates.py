@@ -95,7 +95,7 @@ class Version:
 
 
 @dataclass
-class ChannelUpdates:
+class ServerUpdates:
     """The server of an instance through the changes of its channel. `log` takes the metric of refused versions."""
 
     agent: Agent
