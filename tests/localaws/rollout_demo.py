@@ -70,7 +70,7 @@ rehearsal = true
 steps = [50, 100]
 bake_min = "3m"
 bake_max = "4h"
-alpha = 0.02
+alpha = 0.1
 beta = 0.2
 
 [rollout.shadow]
