@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
@@ -114,6 +114,10 @@ def agent_of(place: Place, *server_command: str) -> Iterator[Agent]:
         try:
             yield Agent(process, channel)
         finally:
+            if process.poll() is None:
+                process.terminate()  # so that it ends its server
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(10)
             process.kill()
             process.communicate()
 

@@ -22,11 +22,13 @@ from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.artifact_store.channel.generation import Served
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.layout import blob_path
+from nxpipe.pipeline.artifacts.channels import ServedModel
 from nxpipe.pipeline.config import ServingFleet, load_config
 from nxpipe.pipeline.config.device_measures import UPDATES_REFUSED
 from nxpipe.pipeline.fleet.agent.group import FleetInstance, GroupTurn
 from nxpipe.pipeline.fleet.agent.updates import Record, Slot
 from nxpipe.pipeline.util import exit_codes
+from nxpipe.stacks.app import add_stacks, deployable
 from tests.agent.conftest import server
 from tests.agent.project import CONFIG
 from tests.agent.test_agent_run import GROUP, HOOK, Place, place
@@ -34,9 +36,12 @@ from tests.agent.test_agent_supervisor import agent_of, free_port
 from tests.artifact_store.afar import first_generation, patch
 from tests.artifact_store.samples import publish_verified, put
 from tests.pipeline.command import nxpipe as in_a_process
+from tests.pipeline.in_process import InProcess, nxpipe
 from tests.serving.server_process import build
+from tests.stacks.local import new_app
+from tests.stacks.whole import WHOLE, write_whole
 
-__all__ = ["place", "server"]
+__all__ = ["nxpipe", "place", "server"]
 
 PROGRAM = Path(__file__).with_name("model_server.py")
 LOG = "/nxpipe/demo/search"
@@ -319,6 +324,9 @@ def test_an_agent_that_is_killed_while_it_takes_over_continues_when_it_starts_ag
         assert fleet.entry["desired"] == 2
         assert fleet.version() == (second.manifest.sha256 if is_good else fleet.first)
         assert refusals() == (0 if is_good else 1)
+        agent.process.send_signal(signal.SIGTERM)
+        code, _, err = agent.end()
+    assert code == 0, err
 
 
 @pytest.mark.sample(4, "updates of an agent")
@@ -414,3 +422,36 @@ def _five_in_service(fleet: Fleet) -> list[str]:
     names = sorted(fleet.place.states())
     assert len(names) == 5
     return names
+
+
+def test_a_fleet_that_follows_its_channel_has_no_rollouts_and_no_channels_of_environments(
+    nxpipe: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    configure(8000, "replace")
+    for words in (("start", "search", "bert@1"), ("abort", "search"), ("status", "search")):
+        refused = nxpipe("rollout", *words)
+        assert refused.code == exit_codes.USAGE.number, refused.err
+        assert (
+            'fleet search has no rollouts: with updates.policy = "replace" its instances follow channel production; '
+            "run: nxpipe promote ARTIFACT --channel production"
+        ) in refused.err
+    config = load_config(Path("nxpipe.toml"), {})
+    (fleet,) = config.fleets
+    assert isinstance(fleet, ServingFleet)
+    assert ServedModel.of(config, fleet, "green").channels == ("production",)
+
+
+def test_a_project_has_no_rollout_stack_of_a_fleet_that_follows_its_channel(tmp_path: Path) -> None:
+    path = write_whole(tmp_path)
+    stacks = []
+    for settings in (_SCALING, 'updates = { policy = "swap" }'):
+        path.write_text(WHOLE.replace(_SCALING, settings))
+        app = new_app()
+        add_stacks(app, deployable(path), tmp_path)
+        stacks.append({node.node.id for node in app.node.children})
+    assert stacks[0] - stacks[1] == {"demo-rollout-search"}
+    assert stacks[1] <= stacks[0]
+
+
+_SCALING = "scaling = { requests_per_target = 600 }"

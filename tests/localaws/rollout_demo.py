@@ -10,17 +10,18 @@ import json
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from nxpipe.artifact_store import open_store
 from nxpipe.pipeline.util import exit_codes
@@ -380,5 +381,11 @@ def _print(text: str) -> None:
     sys.stdout.flush()
 
 
+def _end(*_: object) -> NoReturn:
+    sys.exit(128 + signal.SIGTERM)
+
+
 if __name__ == "__main__":
-    demo(_print)
+    signal.signal(signal.SIGTERM, _end)  # as Ctrl-C: all processes are ended
+    with suppress(KeyboardInterrupt):
+        demo(_print)
