@@ -303,7 +303,7 @@ class ServerUpdates:
             try:
                 wanted = self._wanted()
                 if wanted is None:
-                    prepared = None
+                    prepared, self._said = None, ""
                 elif self.agent.fleet.updates.policy == "replace":
                     if self._replace(*wanted):
                         return
@@ -313,9 +313,11 @@ class ServerUpdates:
                     if prepared is not None and not over.is_set() and self.turn.take():
                         self._leave(prepared, server)
                         return
-                self._said = ""
+                if wanted is not None and not self.record.has_refused(wanted[0]):
+                    name = wanted[1].manifest.name
+                    self._say_once(f"{name} waits for the turn of this instance in its group", self.say)
             except (PipelineError, StoreError, OSError) as problem:
-                self._say_once(f"{sentence_of(problem)}; the next look at the channel tries again")
+                self._say_once(f"{sentence_of(problem)}; the next look at the channel tries again", self.complain)
 
     def _wanted(self) -> tuple[Slot, FleetArtifact] | None:
         """What the channel serves, if it is to take over."""
@@ -364,7 +366,7 @@ class ServerUpdates:
             raise
         return True
 
-    def _say_once(self, sentence: str) -> None:
+    def _say_once(self, sentence: str, say: Callable[[str], None]) -> None:
         if sentence != self._said:
-            self.complain(sentence)
+            say(sentence)
         self._said = sentence
