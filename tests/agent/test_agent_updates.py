@@ -103,7 +103,7 @@ class Fleet:
     @property
     def entry(self) -> dict[str, Any]:
         (group,) = self.place.aws.describe_auto_scaling_groups(AutoScalingGroupNames=[GROUP])["AutoScalingGroups"]
-        own = next((each for each in group["Instances"] if each["InstanceId"] == self.instance), {})
+        own: dict[str, Any] = next((each for each in group["Instances"] if each["InstanceId"] == self.instance), {})
         return {**own, "desired": group["DesiredCapacity"]}
 
     @property

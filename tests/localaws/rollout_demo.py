@@ -74,6 +74,9 @@ bake_max = "4h"
 alpha = 0.1
 beta = 0.2
 
+[rollout.guards]
+max_error_rate = 0.05
+
 [rollout.shadow]
 percent = 50.0
 bake_min = "2m"

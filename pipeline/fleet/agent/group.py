@@ -373,4 +373,5 @@ class GroupTurn:
 
 
 def _serves(entry: dict[str, Any]) -> bool:
-    return entry["LifecycleState"] == "InService" and entry["HealthStatus"].lower() == "healthy"
+    state, health = str(entry["LifecycleState"]), str(entry["HealthStatus"])
+    return state == "InService" and health.lower() == "healthy"

@@ -125,8 +125,8 @@ def lay_out(contract: ServingContract, fetched_folder: Path, root: Path, port: i
 
 def require_relative(*contracts: ServingContract | None) -> None:
     """Raise NotReady if a runtime has the path of a tree compiled in: there two versions have no place side by side."""
-    for contract in contracts:
-        for tree in contract.trees if contract is not None else ():
+    for contract in filter(None, contracts):
+        for tree in contract.trees:
             if Path(tree.destination).is_absolute():
                 raise NotReady(
                     f"tree {tree.name} of contract {contract.name} belongs at {tree.destination}, where the files of "

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, Final
 
-from jsonpath_ng.ext import parse
+from jsonpath_ng.ext.parser import parse
 from moto.events.models import events_backends
 from moto.stepfunctions.parser.api import InvalidDefinition
 from moto.stepfunctions.parser.asl.component.state.exec.state_task.service import (
