@@ -15,7 +15,7 @@ from typing import Any, Final
 from nxpipe.pipeline.cli.entry import main
 from nxpipe.pipeline.serving.programs import Decoder
 
-_DELAY: Final = 0.03  # seconds of each run
+_DELAY: Final = 0.08  # seconds of each run
 _RUNS: Final = 400
 
 

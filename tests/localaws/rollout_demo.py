@@ -80,6 +80,7 @@ max_error_rate = 0.05
 [rollout.shadow]
 percent = 50.0
 bake_min = "2m"
+bake_max = "4h"
 """
 _RATE: Final = 80  # requests a second
 _HISTORY: Final = 1200  # requests of the latency baseline
@@ -98,7 +99,7 @@ class Candidate:
 
 CANDIDATES: Final = (
     Candidate("wrong", "other weights: every answer differs", "refused in the shadow phase", weights="random:1"),
-    Candidate("slow", "each program takes 30 ms longer", "rolled back by latency", fault="slow"),
+    Candidate("slow", "each program takes 80 ms longer", "rolled back by latency", fault="slow"),
     Candidate("crashing", "its process is killed after 400 programs", "rolled back by errors", fault="crashing"),
     Candidate("good", "the same weights, another chat template", "promoted"),
 )
