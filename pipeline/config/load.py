@@ -105,12 +105,12 @@ def _rollouts_of_nothing(config: Config) -> Iterator[Violation]:
     """[rollout] says how versions take over. A fleet that follows its channel in place has no rollouts; its alarms use
     the guards."""
     serving = [(index, fleet) for index, fleet in enumerate(config.fleets) if isinstance(fleet, ServingFleet)]
-    said = sorted(config.rollout.model_fields_set - {"guards"})
-    if not said or not serving or not all(fleet.updates.are_followed for _, fleet in serving):
+    keys = sorted(config.rollout.model_fields_set - {"guards"})
+    if not keys or not serving or not all(fleet.updates.are_followed for _, fleet in serving):
         return
     index, fleet = serving[0]
     allowed = (
-        f'"none": {said[0]} of [rollout] is about rollouts, which choose the artifact of an environment, and no '
+        f'"none": {keys[0]} of [rollout] is about rollouts, which choose the artifact of an environment, and no '
         "serving fleet of this file would have them; remove one of the two"
     )
     yield Violation(("fleets", index, "updates", "policy"), shown(fleet.updates.policy), allowed)

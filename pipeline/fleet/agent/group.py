@@ -268,7 +268,7 @@ _LEAVING: Final = 300.0  # seconds to leave service, beyond `draining`
 class GroupTurn:
     """The turn of one instance of an Auto Scaling group to leave service. Outside of a group it is always its turn.
 
-    At most `max_unavailable` instances are out of service, for whatever reason. The protection from scale-in is the
+    At most `max_unavailable` instances are out of service, for any reason. The protection from scale-in is the
     claim of a turn: all see it, and it ends with its instance. Of instances that claim at the same moment, each of
     which saw no claim before, those with the lowest ids go. An instance counts as available once it was seen in service
     for as long as the load balancer's health checks take.

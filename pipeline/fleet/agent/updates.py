@@ -109,7 +109,7 @@ class ServerUpdates:
     in_service: Callable[[str], None] = lambda name: None  # called for each server in service, by its artifact
     _version: Version | None = None
     _next: Version | None = None
-    _said: str = ""
+    _printed: str = ""
 
     def __post_init__(self) -> None:
         if self.agent.fleet.updates.policy == "replace" and self.instance.group is None:
@@ -303,7 +303,7 @@ class ServerUpdates:
             try:
                 wanted = self._wanted()
                 if wanted is None:
-                    prepared, self._said = None, ""
+                    prepared, self._printed = None, ""
                 elif self.agent.fleet.updates.policy == "replace":
                     if self._replace(*wanted):
                         return
@@ -367,6 +367,6 @@ class ServerUpdates:
         return True
 
     def _say_once(self, sentence: str, say: Callable[[str], None]) -> None:
-        if sentence != self._said:
+        if sentence != self._printed:
             say(sentence)
-        self._said = sentence
+        self._printed = sentence
