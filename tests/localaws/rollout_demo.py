@@ -23,8 +23,10 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, Final, NoReturn
 
-from nxpipe.artifact_store import open_store
+from nxpipe.artifact_store import Store, open_store
+from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.pipeline.util import exit_codes
+from tests.artifact_store.samples import publish_verified
 from tests.localaws.formation.provider import client_of
 from tests.localaws.moto_patches.refreshes import hosts_answer
 from tests.localaws.server import local_aws
@@ -101,7 +103,7 @@ CANDIDATES: Final = (
     Candidate("wrong", "other weights: every answer differs", "refused in the shadow phase", weights="random:1"),
     Candidate("slow", "each program takes 80 ms longer", "rolled back by latency", fault="slow"),
     Candidate("crashing", "its process is killed after 400 programs", "rolled back by errors", fault="crashing"),
-    Candidate("good", "the same weights, another chat template", "promoted"),
+    Candidate("good", "another build of the same weights", "promoted"),
 )
 
 Report = Callable[[str], None]
@@ -165,7 +167,8 @@ def demo(report: Report, candidates: Sequence[Candidate] = CANDIDATES) -> DemoRe
         versions = _publish(project, candidates)
         stable = versions["stable"]
         _check(project.nxpipe("promote", stable, "--channel", "production"))
-        faults = {_key_of(project, versions[each.name]): each.fault for each in candidates if each.fault}
+        store = _store(project)
+        faults = {store.resolve(versions[each.name]).request_key: each.fault for each in candidates if each.fault}
         held = running.enter_context(
             servers(_REGION, project.folder / "nxpipe.toml", project.folder / "instances", free_port(), faults)
         )
@@ -330,24 +333,28 @@ def _write_models(project: Project, candidates: Sequence[Candidate]) -> list[str
 
 
 def _publish(project: Project, candidates: Sequence[Candidate]) -> dict[str, str]:
-    """Build the versions into the account's store. They differ in a file or in weights, and share all programs."""
-    settings, config = project.folder / _MODEL / "tokenizer_config.json", project.folder / "nxpipe.toml"
-    text, toml = settings.read_text(), config.read_text()
-    versions = {}
-    for name, weights in (("stable", "random:0"), *((each.name, each.weights) for each in candidates)):
-        own = json.loads(text)
-        settings.write_text(json.dumps({**own, "chat_template": f"{own['chat_template']}{{# {name} #}}"}))
+    """Build the model with each set of weights into the account's store. Versions with equal weights are one build,
+    published again under a request key of its own."""
+    config, store = project.folder / "nxpipe.toml", _store(project)
+    toml = config.read_text()
+    named = {"stable": "random:0", **{each.name: each.weights for each in candidates}}
+    built = {}
+    for weights in dict.fromkeys(named.values()):
         config.write_text(toml.replace("random:0", weights))
-        (built,) = json.loads(_check(project.nxpipe("build", "--json")).stdout)
-        versions[name] = f"{_MODEL}@{built['request_key'][:12]}"
+        (cell,) = json.loads(_check(project.nxpipe("build", "--json")).stdout)
+        built[weights] = store.resolve(cell["request_key"]).manifest
     config.write_text(toml)
+    versions = {}
+    for name, weights in named.items():
+        made = built[weights].model_copy(update={"request_key": sha256_hex(name.encode())})
+        versions[name] = f"{_MODEL}@{publish_verified(store, made).request_key[:12]}"
     return versions
 
 
-def _key_of(project: Project, version: str) -> str:
+def _store(project: Project) -> Store:
     match = re.search(r'url = "(.+)"', (project.folder / "nxpipe.toml").read_text())
     assert match
-    return open_store(match[1]).resolve(version).request_key
+    return open_store(match[1])
 
 
 def _roll_out(project: Project, version: str, report: Report) -> int:
