@@ -16,7 +16,7 @@ from nxpipe.pipeline.cli.entry import main
 from nxpipe.pipeline.serving.programs import Decoder
 
 _DELAY: Final = 0.08  # seconds of each run
-_RUNS: Final = 400
+_RUNS: Final = 120
 
 
 def _slow(run: Callable[..., Any], runs: "Iterator[int]") -> Callable[..., Any]:

@@ -24,9 +24,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, NoReturn
 
 from nxpipe.artifact_store import Store, open_store
-from nxpipe.artifact_store.canonical import sha256_hex
+from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.pipeline.util import exit_codes
-from tests.artifact_store.samples import publish_verified
 from tests.localaws.formation.provider import client_of
 from tests.localaws.moto_patches.refreshes import hosts_answer
 from tests.localaws.server import local_aws
@@ -102,7 +101,7 @@ class Candidate:
 CANDIDATES: Final = (
     Candidate("wrong", "other weights: every answer differs", "refused in the shadow phase", weights="random:1"),
     Candidate("slow", "each program takes 80 ms longer", "rolled back by latency", fault="slow"),
-    Candidate("crashing", "its process is killed after 400 programs", "rolled back by errors", fault="crashing"),
+    Candidate("crashing", "its process is killed after every 120 programs", "rolled back by errors", fault="crashing"),
     Candidate("good", "another build of the same weights", "promoted"),
 )
 
@@ -346,8 +345,12 @@ def _publish(project: Project, candidates: Sequence[Candidate]) -> dict[str, str
     config.write_text(toml)
     versions = {}
     for name, weights in named.items():
-        made = built[weights].model_copy(update={"request_key": sha256_hex(name.encode())})
-        versions[name] = f"{_MODEL}@{publish_verified(store, made).request_key[:12]}"
+        inputs = json.loads(store.read_blob(built[weights].key_inputs))
+        key = store.put_blob(canonical_json({**inputs, "version": name}))
+        made = built[weights].model_copy(update={"key_inputs": key})
+        for each in store.evidence(built[weights].digest):
+            store.attest(each.model_copy(update={"manifest": made.digest}))
+        versions[name] = f"{_MODEL}@{store.publish(made).request_key[:12]}"
     return versions
 
 

@@ -19,8 +19,8 @@ def test_a_good_version_is_promoted_and_a_wrong_a_slow_and_a_crashing_one_go_bac
     assert (played["wrong"].shares, played["wrong"].requests) == ([0], 0)
     assert played["slow"].shares[:2] == [0, 50]
     assert played["slow"].shares[-1] == 0
-    assert played["crashing"].crashes > 0
-    assert played["crashing"].failed > 0
+    assert played["crashing"].crashes > 0  # in the shadow phase or in the first step
+    assert played["crashing"].shares[-1] == 0
     assert played["good"].shares == [0, 50, 95, 100]
     assert (played["good"].failed, played["good"].crashes) == (0, 0)
     assert story.served == story.promoted
