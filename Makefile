@@ -35,7 +35,7 @@ demo: $(VENV)/.ready  ## build, verify and publish two models into a local store
 	$(BIN)/nxpipe store show bert-base-uncased
 	$(BIN)/nxpipe build
 
-demo-rollout: setup  ## roll a good and a bad version out on a local AWS, from an empty account to their ends
+demo-rollout: setup  ## roll a wrong, a slow, a crashing and a good version out: real servers on the emulator, a local AWS
 	$(BIN)/python -m tests.localaws.rollout_demo
 
 demo-serve: $(VENV)/.ready  ## build a tiny Llama, serve it, chat with it, read its metrics

@@ -25,7 +25,8 @@ from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.config import ServingFleet, load_config
 from nxpipe.pipeline.fleet.agent import gate
 from nxpipe.pipeline.fleet.agent import run as agent_run
-from nxpipe.pipeline.fleet.agent.run import Agent, FleetInstance
+from nxpipe.pipeline.fleet.agent.group import FleetInstance
+from nxpipe.pipeline.fleet.agent.run import Agent
 from nxpipe.pipeline.fleet.agent.supervisor import ModelServer
 from nxpipe.pipeline.util.errors import NotReady
 from tests.agent.test_agent_supervisor import free_port

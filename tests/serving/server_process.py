@@ -23,9 +23,11 @@ from tests.serving import checkpoints
 _START_LIMIT: Final = 60.0
 
 
-def build(folder: Path, kind: str, *words: str, seed: int = 0, **changes: Any) -> tuple[str, Path]:
+def build(
+    folder: Path, kind: str, *words: str, seed: int = 0, store: Path | None = None, **changes: Any
+) -> tuple[str, Path]:
     """Build a tiny model with weights of a seed, in this process; its name, and the store."""
-    model, store = checkpoints.write(folder / kind, kind, **changes), folder / "store"
+    model, store = checkpoints.write(folder / kind, kind, **changes), store or folder / "store"
     options = ("--weights", f"random:{seed}", "--target", "inf2.xlarge", "--no-verify", "--store", str(store))
     command = ["build", "--model-id", str(model), *words, *options, "--json"]
     answer = CliRunner().invoke(cli, command, obj=Console(quiet=True), catch_exceptions=False)

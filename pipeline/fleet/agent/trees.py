@@ -107,13 +107,13 @@ def lay_out(contract: ServingContract, fetched_folder: Path, root: Path, port: i
     laid_out = LaidOut(contract, root, places)
     try:
         _require_layout(root)
-        _remove(root)
+        remove_tree(root)
         _write_refusals(root / _REFUSALS)
         for tree in contract.trees:
             folder = root / tree.destination
             if not folder.is_relative_to(root):
                 _require_ours(folder, tree)
-                _remove(folder)
+                remove_tree(folder)
             _place(tree, source / tree.name, folder)
     except OSError as failed:
         raise NotReady(
@@ -121,6 +121,17 @@ def lay_out(contract: ServingContract, fetched_folder: Path, root: Path, port: i
         ) from failed
     laid_out.require_unchanged()
     return laid_out
+
+
+def require_relative(*contracts: ServingContract | None) -> None:
+    """Raise NotReady if a runtime has the path of a tree compiled in: there two versions have no place side by side."""
+    for contract in filter(None, contracts):
+        for tree in contract.trees:
+            if Path(tree.destination).is_absolute():
+                raise NotReady(
+                    f"tree {tree.name} of contract {contract.name} belongs at {tree.destination}, where the files of "
+                    'the running server are or would be; set updates.policy = "replace" for this fleet'
+                )
 
 
 def _require_files(tree: FileTree, folder: Path) -> None:
@@ -177,8 +188,8 @@ def _write_refusals(folder: Path) -> None:
     folder.chmod(_FOLDER_MODE)
 
 
-def _remove(folder: Path) -> None:
-    """Remove an earlier layout, whose folders are read-only."""
+def remove_tree(folder: Path) -> None:
+    """Remove a layout, whose folders are read-only, or another folder; nothing if there is none."""
     if not folder.is_dir():
         return
     for below, _, _ in os.walk(folder):
