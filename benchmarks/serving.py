@@ -8,8 +8,8 @@ Usage: python benchmarks/serving.py batching|overhead|soak|http|paced [--request
     soak       requests with random lengths and cancellations through the engine's thread; every answer is compared
                with the one that the request gets alone
     http       the same through `nxpipe serve` over HTTP with clients that disconnect; resident memory at the quarters
-    paced      the same with `--rate` arrivals a second (Poisson) for `--minutes`, half of them streamed; resident memory
-               every ten seconds, and its slope over the second half
+    paced      the same with `--rate` arrivals a second (Poisson) for `--minutes`, half of them streamed; resident
+               memory every ten seconds, and its slope over the second half
 """
 
 import argparse

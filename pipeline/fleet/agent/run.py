@@ -313,10 +313,11 @@ class FleetArtifact:
                 raise NotReady(f"{self.manifest.name} of channel {self.channel} cannot be served: {reason}")
 
     def fetch(self, store: "Store", folder: Path, *, rehearsal: bool) -> None:
-        """Fetches the artifact into the folder and verifies every byte against its digest."""
+        """Fetches the artifact into the folder and verifies every byte against its digest. Nothing waits for the disk:
+        the agent fetches at every boot, and what a power loss has changed is fetched again."""
         from nxpipe.artifact_store.fetch.folder import Programs, fetch
 
-        fetch(store.blobs, self.manifest, folder, programs=Programs.EMULATOR if rehearsal else None)
+        fetch(store.blobs, self.manifest, folder, programs=Programs.EMULATOR if rehearsal else None, flush=False)
 
 
 ARTIFACT: Final = "NXPIPE_ARTIFACT"  # environment variable of the server: the artifact's folder
