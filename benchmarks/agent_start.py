@@ -1,6 +1,6 @@
 """Time from the start of the agent to a ready server, beside s5cmd's time for the bytes of the artifact alone.
 
-    nice -n -15 python benchmarks/agent_start.py FOLDER [--gib 16] [--runs 3] [--s5cmd PATH]
+    nice -n -15 python benchmarks/agent_start.py FOLDER [--gib 16] [--runs 3] [--rate MB] [--s5cmd PATH]
 
 FOLDER is new, on the file system to be measured, with room for twice the bytes. The artifact is a checkpoint in the
 shape of an 8B Llama, of random bytes, as the payload of a foreign runtime: four safetensors files, stored by tensor. An
@@ -35,7 +35,7 @@ import numpy as np
 ROOT: Final = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from store import PLACES  # noqa: E402
+from store import on_our_server  # noqa: E402
 
 from nxpipe.artifact_store import Store, open_store  # noqa: E402
 from nxpipe.artifact_store.canonical import canonical_json  # noqa: E402
@@ -297,12 +297,12 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def measure(folder: Path, gib: float, runs: int, s5cmd: str) -> dict[str, Any]:
-    (place,) = (place for place in PLACES if place.name == "S3, our fast server")
+def measure(folder: Path, gib: float, runs: int, rate: float | None, s5cmd: str) -> dict[str, Any]:
     folder.mkdir(parents=True)
     (folder / "s3").mkdir()
     try:
-        with place.opened(folder / "s3") as (url, environment):
+        limit = ("--rate", str(rate)) if rate else ()
+        with on_our_server(folder / "s3", *limit) as (url, environment):
             os.environ.update(environment)
             bench = Bench(folder, environment, url, s5cmd, publish(open_store(url), gib))
             agents, copies, loads = [], [], []
@@ -334,10 +334,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gib", type=float, default=16)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--rate", type=float, help="MB a second of the server; default: no limit")
     parser.add_argument("--s5cmd", default="s5cmd")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs every `finally`
-    print(json.dumps(measure(options.folder, options.gib, options.runs, options.s5cmd), indent=1))
+    print(json.dumps(measure(options.folder, options.gib, options.runs, options.rate, options.s5cmd), indent=1))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from nxpipe.pipeline.artifacts.contract import contract_of_folder, installed_ver
 from nxpipe.pipeline.fleet.agent.gate import (
     Completions,
     TokenProgress,
+    require_collectives,
     require_cores,
     require_devices,
     require_golden_answers,
@@ -413,6 +414,11 @@ class Agent:
             _require_program(argv)
             require_pins(contract, installed_versions(interpreter_of(argv[0])))
             environ = laid_out.environ(environ)
+        if contract.tp > 1:
+            with step(f"run collectives over {contract.tp} ranks"):
+                sentence = require_collectives(contract, environ, max(1.0, self.deadline - time.monotonic()))
+            with step(sentence):
+                pass
         return ServerStart(argv, environ, laid_out, ProofOfNoCompile(contract, Compilers(self.processes)))
 
     @contextmanager
