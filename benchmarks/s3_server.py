@@ -61,7 +61,7 @@ class Connection(StreamRequestHandler):
 
     def handle(self) -> None:
         assert isinstance(self.server, Server)
-        self.objects = self.server.objects
+        self.objects, self.pace = self.server.objects, self.server.pace
         try:
             while self._request():
                 time.sleep(self.server.latency)
@@ -157,7 +157,7 @@ class Connection(StreamRequestHandler):
                 with segment.path.open("rb") as file:
                     for start in range(begin, begin + count, _PACED):
                         size = min(_PACED, begin + count - start)
-                        self.server.pace(size)
+                        self.pace(size)
                         self.request.sendfile(file, start, size)
             begin, end = max(begin - segment.size, 0), end - segment.size
 

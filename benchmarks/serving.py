@@ -1,6 +1,6 @@
 """Serving: continuous against static batches, the host's overhead of a step, and many requests that come and go.
 
-Usage: python benchmarks/serving.py batching|overhead|soak|http|paced [--requests N] [--rows N] [--json]
+Usage: python benchmarks/serving.py batching|overhead|soak|http|paced|restart [--requests N] [--rows N] [--json]
        python benchmarks/serving.py paced --minutes 30 --rate 20
 
     batching   one trace on the programs of a tiny Llama, continuous and static, by the emulator's clock
@@ -10,6 +10,8 @@ Usage: python benchmarks/serving.py batching|overhead|soak|http|paced [--request
     http       the same through `nxpipe serve` over HTTP with clients that disconnect; resident memory at the quarters
     paced      the same with `--rate` arrivals a second (Poisson) for `--minutes`, half of them streamed; resident
                memory every ten seconds, and its slope over the second half
+    restart    from the start of `nxpipe serve` to 200 of /readyz, of an artifact that was served before; beside the
+               start of Python
 """
 
 import argparse
@@ -17,6 +19,7 @@ import asyncio
 import json
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -246,6 +249,20 @@ def paced(minutes: float, rate: float, rows: int) -> dict[str, Any]:
             return asyncio.run(_arrivals(server.port, server.process.pid, minutes * 60, rate))
 
 
+def restart(count: int, rows: int) -> dict[str, Any]:
+    """Seconds of each start after the first, and of bare Python."""
+    with tempfile.TemporaryDirectory() as name:
+        words = ("--phases", "extend,decode", "--batches", str(rows), "--buckets", "16,64")
+        artifact = build(Path(name) / "model", "llama", *words)
+        starts, bare = [], []
+        for _ in range(count + 1):
+            bare.append(_seconds(lambda: subprocess.run([sys.executable, "-c", "pass"], check=True)))
+            began = time.perf_counter()
+            with serving(*artifact, pause=0.005):
+                starts.append(time.perf_counter() - began)
+    return {"ready_s": statistics.median(starts[1:]), "starts_s": starts[1:], "python_s": statistics.median(bare[1:])}
+
+
 async def _arrivals(port: int, process: int, seconds: float, rate: float) -> dict[str, Any]:
     statuses: dict[str, int] = {}
     expected: dict[tuple[int, int], str] = {}
@@ -344,7 +361,7 @@ def _lines(document: Mapping[str, Any], indent: str = "") -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["batching", "overhead", "soak", "http", "paced"])
+    parser.add_argument("what", choices=["batching", "overhead", "soak", "http", "paced", "restart"])
     parser.add_argument("--requests", type=int)
     parser.add_argument("--rows", type=int)
     parser.add_argument("--minutes", type=float, default=30)
@@ -359,6 +376,8 @@ def main() -> None:
         result = soak(options.requests or 100_000, options.rows or 16)
     elif options.what == "paced":
         result = paced(options.minutes, options.rate, options.rows or 8)
+    elif options.what == "restart":
+        result = restart(options.requests or 9, options.rows or 8)
     else:
         result = http(options.requests or 5_000, options.rows or 8)
     print(json.dumps(result, indent=1) if options.json else "\n".join(_lines(result)))

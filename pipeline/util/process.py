@@ -59,8 +59,8 @@ def signals_deferred() -> Iterator[None]:
     finally:
         for number, handler in held.items():
             signal.signal(number, handler)
-        for number in came:
-            signal.raise_signal(number)
+        for each in came:
+            signal.raise_signal(each)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
