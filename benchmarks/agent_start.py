@@ -2,7 +2,7 @@
 
     nice -n -15 python benchmarks/agent_start.py FOLDER [--gib 16] [--runs 3] [--rate MB] [--s5cmd PATH]
 
-FOLDER is new, on the file system to be measured, with room for twice the bytes. The artifact is a checkpoint in the
+FOLDER is new, on the file system to be measured, with space for twice the bytes. The artifact is a checkpoint in the
 shape of an 8B Llama, of random bytes, as the payload of a foreign runtime: four safetensors files, stored by tensor. An
 S3 server of this machine holds it (benchmarks/s3_server.py). `nxpipe agent run` fetches it, lays it out and starts a
 server that is ready at once; it ends with READY=1 to systemd's socket, where the lifecycle hook is completed. s5cmd
@@ -242,17 +242,17 @@ class Bench:
         try:
             while not run.seconds:
                 try:
-                    said = systemd.recv(4096).decode()
+                    message = systemd.recv(4096).decode()
                 except TimeoutError:
                     if process.poll() is not None:
                         raise RuntimeError((self.folder / "agent.log").read_text()) from None
                     continue
                 now = time.perf_counter() - started
-                if "READY=1" in said:
+                if "READY=1" in message:
                     run.seconds = now
                 else:
-                    run.steps[said.removeprefix("STATUS=").strip()] = now
-                    if "start the server" in said:
+                    run.steps[message.removeprefix("STATUS=").strip()] = now
+                    if "start the server" in message:
                         has_begun.set()
         finally:
             has_begun.set()

@@ -82,7 +82,7 @@ class _Sampled(BaseModel):
         return replace(
             defaults,
             **given,
-            max_tokens=tokens or 1,  # the server takes what the cache has room for
+            max_tokens=tokens or 1,  # the server takes what is left of the cache
             logprobs=logprobs,
             logit_bias={_token(name): bias for name, bias in (self.logit_bias or {}).items()},
             stop=(self.stop,) if isinstance(self.stop, str) and self.stop else tuple(self.stop or ()),
