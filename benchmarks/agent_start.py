@@ -122,7 +122,7 @@ class _Shard:
     def _elements(self) -> Iterator[Elements]:
         for number, (name, rows, columns) in enumerate(self._tensors):
             random = np.random.Generator(np.random.SFC64((self._seed, number)))
-            data = memoryview(random.integers(0, 1 << 64, rows * columns // 4, np.uint64)).cast("B")
+            data = memoryview(random.bytes(2 * rows * columns))
             self._hasher.update(data)
             yield Elements(name, "bfloat16", (rows, columns), data)
 
@@ -190,7 +190,7 @@ class Bench:
     environment: Mapping[str, str]
     url: str
     s5cmd: str
-    bytes: int
+    size: int
 
     def prepared(self) -> Path:
         """A new folder to write into, with nothing of an earlier run in memory or waiting to be written."""
@@ -268,8 +268,8 @@ class Bench:
         seconds = time.perf_counter() - started
         subprocess.run(["sync", "-f", str(work)], check=True)
         found = sum(path.stat().st_size for path in (work / "copy").rglob("*") if path.is_file())
-        if found < self.bytes:
-            raise RuntimeError(f"s5cmd copied {found:,} bytes of {self.bytes:,}")
+        if found < self.size:
+            raise RuntimeError(f"s5cmd copied {found:,} bytes of {self.size:,}")
         return seconds, time.perf_counter() - started
 
 
@@ -316,7 +316,7 @@ def measure(folder: Path, gib: float, runs: int, rate: float | None, s5cmd: str)
     ready = statistics.median(run.seconds for run in agents)
     alone, flushed = (statistics.median(column) for column in zip(*copies, strict=True))
     return {
-        "gib": bench.bytes / 2**30,
+        "gib": bench.size / 2**30,
         "agent_s": [run.seconds for run in agents],
         "agent_cpu_s": [run.cpu_seconds for run in agents],
         "agent_peak_mb": max(run.peak_mb for run in agents),

@@ -290,7 +290,7 @@ async def _arrivals(port: int, process: int, seconds: float, rate: float) -> dic
             await asyncio.sleep(max(0.0, started + due - time.perf_counter()))
     sampler.cancel()
     late = memory[len(memory) // 2 :]
-    slope = float(np.polyfit(*np.array(late).T, 1)[0]) if len(late) > 2 else float("nan")
+    slope = statistics.linear_regression(*zip(*late, strict=True)).slope if len(late) > 2 else float("nan")
     return {"requests": count, "statuses": statuses, "resident_mib": memory, "mib_per_hour": slope * 3600}
 
 

@@ -68,7 +68,7 @@ def served_by(
     target: str | None,
     store: "Store",
     config_path: Path,
-    notice: Callable[[str], object],
+    notice: Callable[[str], None],
     index: "OfflineIndex | None" = None,
 ) -> "Selection":
     """What a channel serves for a model and a target, under the rules of [signing]."""

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from nxpipe.pipeline.config.device_measures import NAMESPACE
 from nxpipe.pipeline.fleet.agent.watch import fleet_metrics, log_event
-from nxpipe.pipeline.fleet.monitor import source
 from nxpipe.pipeline.fleet.monitor.report import Figures, read_figures
 from nxpipe.pipeline.fleet.monitor.source import Compilers, MonitorSettings, monitor_reports
 from nxpipe.stacks import measures as watched
@@ -237,7 +236,7 @@ def test_a_signal_while_the_monitor_starts_ends_it_too(tmp_path: Path, monkeypat
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.05)
 
-    monkeypatch.setattr(source.subprocess, "Popen", Interrupted)
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         with pytest.raises(SystemExit), monitor_reports(str(program), MonitorSettings.every(5, (), ())):

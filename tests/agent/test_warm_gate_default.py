@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -124,15 +125,24 @@ Inject = Callable[[Instance], object]
 
 
 def _sets(**changes: Any) -> Inject:
-    return lambda made: [setattr(made, name, value) for name, value in changes.items()]
+    def inject(made: Instance) -> None:
+        for name, value in changes.items():
+            setattr(made, name, value)
+
+    return inject
 
 
-def _in_server(code: str, **changes: Any) -> Inject:
-    return lambda made: (made.runs("serve", code), _sets(**changes)(made))
+def _in(command: str, code: str, **changes: Any) -> Inject:
+    """Run code in the process of a command, on an instance with changes."""
+
+    def inject(made: Instance) -> None:
+        made.runs(command, code)
+        _sets(**changes)(made)
+
+    return inject
 
 
-def _in_warm(code: str, **changes: Any) -> Inject:
-    return lambda made: (made.runs("warm", code), _sets(**changes)(made))
+_in_server, _in_warm = partial(_in, "serve"), partial(_in, "warm")
 
 
 # What the decoder's programs answer, in the server's process.
@@ -208,7 +218,7 @@ FAULTS: Final = {
         _in_server(_DECODER + _ANSWERS.format(value="float('nan')")), "does not answer a request for one token"
     ),
     "a program that fails": Fault(
-        _in_server(_DECODER + "D.extend = lambda *_: 1 / 0"), "a program failed on the device"
+        _in_server(_DECODER + "D.extend = lambda *_: 1 / 0"), "a program has failed: division by zero"
     ),
     "a program that hangs at its third run": Fault(
         _in_server(

@@ -252,9 +252,14 @@ def test_the_oldest_file_goes_when_the_tier_is_full(place: Folder, tmp_path: Pat
 def test_without_a_flush_a_power_loss_is_found_by_the_next_fetch(
     place: Folder, tier: ReadCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted, flushed = model(place, 1, 2), []
-    flush = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda file: (flushed.append(os.fstat(file).st_size), flush(file)))
+    wanted, flush = model(place, 1, 2), os.fsync
+    flushed: list[int] = []
+
+    def noted(file: int) -> None:
+        flushed.append(os.fstat(file).st_size)
+        flush(file)
+
+    monkeypatch.setattr(os, "fsync", noted)
     store = afar([place.backend], tier)
     fetch(store.blobs, wanted, tmp_path / "to", flush=False)
     file = tmp_path / "to" / WEIGHTS

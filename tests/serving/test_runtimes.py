@@ -412,7 +412,12 @@ def test_what_the_fetch_verified_is_read_again_only_if_it_has_changed(
     serving = prepare(runtime)
     read: list[Path] = []
     content = trees._sha256
-    monkeypatch.setattr(trees, "_sha256", lambda path: (read.append(path), content(path))[1])
+
+    def digest(path: Path) -> str | None:
+        read.append(path)
+        return content(path)
+
+    monkeypatch.setattr(trees, "_sha256", digest)
     serving.lay_out()
     serving.lay_out()
     assert read == [], "a layout changes links and modes, and no byte"
