@@ -72,8 +72,8 @@ class Running:
 
 
 @contextmanager
-def serving(artifact: str, store: Path, *words: str, **environment: str) -> Iterator[Running]:
-    """A server on a free port."""
+def serving(artifact: str, store: Path, *words: str, pause: float = 0.05, **environment: str) -> Iterator[Running]:
+    """A server on a free port, which is asked every `pause` seconds whether it is ready."""
     port = free_port()
     process = subprocess.Popen(
         [str(NXPIPE), "serve", artifact, "--store", str(store), "--port", str(port), *words],
@@ -83,14 +83,14 @@ def serving(artifact: str, store: Path, *words: str, **environment: str) -> Iter
     )
     try:
         running = Running(process, port)
-        await_ready(running)
+        await_ready(running, pause)
         yield running
     finally:
         process.kill()
         process.communicate()
 
 
-def await_ready(running: Running) -> None:
+def await_ready(running: Running, pause: float = 0.05) -> None:
     """Wait until the server accepts requests; its log if it ends before."""
     ends = time.monotonic() + _START_LIMIT
     while time.monotonic() < ends:
@@ -100,7 +100,7 @@ def await_ready(running: Running) -> None:
             if running.request("GET", "/readyz")[0] == 200:
                 return
         except OSError:
-            time.sleep(0.05)
+            time.sleep(pause)
     raise AssertionError("the server did not become ready")
 
 

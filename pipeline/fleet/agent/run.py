@@ -15,6 +15,7 @@ from nxpipe.pipeline.artifacts.contract import contract_of_folder, installed_ver
 from nxpipe.pipeline.fleet.agent.gate import (
     Completions,
     TokenProgress,
+    require_collectives,
     require_cores,
     require_devices,
     require_golden_answers,
@@ -68,10 +69,11 @@ class FleetArtifact:
                 raise NotReady(f"{self.manifest.name} of channel {self.channel} cannot be served: {reason}")
 
     def fetch(self, store: "Store", folder: Path, *, rehearsal: bool) -> None:
-        """Fetches the artifact into the folder and verifies every byte against its digest."""
+        """Fetches the artifact into the folder and verifies every byte against its digest. Nothing waits for the disk:
+        the agent fetches at every boot, and what a power loss has changed is fetched again."""
         from nxpipe.artifact_store.fetch.folder import Programs, fetch
 
-        fetch(store.blobs, self.manifest, folder, programs=Programs.EMULATOR if rehearsal else None)
+        fetch(store.blobs, self.manifest, folder, programs=Programs.EMULATOR if rehearsal else None, flush=False)
 
 
 ARTIFACT: Final = "NXPIPE_ARTIFACT"  # environment variable of the server: the artifact's folder
@@ -181,6 +183,11 @@ class Agent:
             _require_program(argv)
             require_pins(contract, installed_versions(interpreter_of(argv[0])))
             environ = laid_out.environ(environ)
+        if contract.tp > 1:
+            with step(f"run collectives over {contract.tp} ranks"):
+                sentence = require_collectives(contract, environ, max(1.0, self.deadline - time.monotonic()))
+            with step(sentence):
+                pass
         return ServerStart(argv, environ, laid_out, ProofOfNoCompile(contract, Compilers(self.processes)))
 
     @contextmanager
