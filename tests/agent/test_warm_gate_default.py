@@ -24,7 +24,8 @@ from nxpipe.pipeline.artifacts.requirements import artifact_requirements
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.config import ServingFleet, load_config
 from nxpipe.pipeline.fleet.agent import gate
-from nxpipe.pipeline.fleet.agent.run import Agent, FleetInstance
+from nxpipe.pipeline.fleet.agent.group import FleetInstance
+from nxpipe.pipeline.fleet.agent.run import Agent
 from nxpipe.pipeline.fleet.agent.supervisor import ModelServer
 from nxpipe.pipeline.util.errors import NotReady
 from tests.agent.test_agent_supervisor import free_port
