@@ -87,14 +87,13 @@ def _configuration(c: Configuration, a: Mapping[str, Any]) -> tuple[Mapping[str,
     width = c.image[0] if c.image else 224
     match a["kind"]:
         case "encoder":
-            config = dict(known.config) if known else _encoder(c.model, a)
+            config: dict[str, Any] = dict(known.config) if known else _encoder(c.model, a)
             return config | {"num_labels": a.get("classes", 2)}, _encoder_task(a)
         case "decoder":
-            config: dict[str, Any] = dict(known.config) if known else _decoder(a)
+            config = dict(known.config) if known else _decoder(a)
             # Positions are computed or read from a table, whose length no time depends on.
-            return config | {
-                "max_position_embeddings": max(1 << 17, config.get("max_position_embeddings", 0))
-            }, "text-generation"
+            places = max(1 << 17, int(config.get("max_position_embeddings", 0)))
+            return config | {"max_position_embeddings": places}, "text-generation"
         case "vision-transformer":
             if "text" in a:
                 return dict(known.config) if known else {}, "zero-shot-image-classification"
