@@ -1,11 +1,14 @@
 """Predictions of `AWS's compiler`: what any set of constants promises."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nxpipe.pipeline.models import catalogue
 from nxpipe.pipeline.predict import model
 from nxpipe.pipeline.predict.constants import floor_of, predict, shipped
 from nxpipe.pipeline.predict.measurements import Configuration
@@ -126,3 +129,26 @@ def test_the_floor_of_a_decode_is_the_time_to_read_its_weights_once() -> None:
     )
     weights = (6_738_415_616 - 32000 * 4096) * 2  # the embedding is gathered
     assert floor_of(graphs(own)) == pytest.approx(weights / 410e9, rel=0.01)
+
+
+def in_folder(folder: Path, config: object) -> Configuration:
+    folder.joinpath("config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    return Configuration(
+        family="llm-decode", model=str(folder), instance="inf2.48xlarge", metric="tpot_ms_p50", tp=8, sequence=2048
+    )
+
+
+def test_a_model_in_a_folder_is_predicted_by_its_configuration(tmp_path: Path) -> None:
+    config = catalogue.find("Qwen/Qwen3-8B")
+    assert config is not None
+    own = in_folder(tmp_path, dict(config.config))
+    assert predict(own) == predict(replace(own, model="Qwen/Qwen3-8B"))
+
+
+@pytest.mark.parametrize(
+    "config",
+    ["{", "[]", {"model_type": "unheard"}, {"model_type": "llama"}, {"model_type": "llama", "hidden_size": "x"}],
+)
+def test_a_folder_without_the_sizes_of_a_model_is_refused_in_a_sentence(tmp_path: Path, config: object) -> None:
+    with pytest.raises(NotPredicted, match=r"config\.json"):
+        predict(in_folder(tmp_path, config))
