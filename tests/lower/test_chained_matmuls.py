@@ -10,6 +10,7 @@ from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.program import Role, instructions
+from nxpipe.emulator.isa.tensor import NcTranspose
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.ops import Binary, Cast, LayerNorm, Linear, Unary
 from tests.lower.harness import Case, Given, case, floats, require_equal, wholes
@@ -65,7 +66,9 @@ def test_what_only_the_next_matmul_reads_is_not_stored_and_not_transposed(core: 
     require_equal(mlp, cores=(core,))
     program = lower(mlp.graph, core)
     assert not [buffer for buffer in program.buffers if buffer.role is Role.SCRATCH and buffer.elements >= 40 * 384]
-    transposes = [step for step in instructions(program.body) if step.name == "nc_transpose" and step.dst.elements > 32]
+    transposes = [
+        step for step in instructions(program.body) if isinstance(step, NcTranspose) and step.dst.elements > 32
+    ]
     assert len(transposes) <= 2  # of the rows
 
 

@@ -65,7 +65,9 @@ class MatmulPlan:
         if self.following is None:
             return MatmulKernel(self.k, rows, self.groups)
         separate = SeparateKernels(self.k, rows, self.groups[0], self.following)
-        kernels = [MatmulKernel(self.k, source, self.following.groups) for source in self._chained(rows)]
+        kernels: list[MatmulKernel | SeparateKernels] = [
+            MatmulKernel(self.k, source, self.following.groups) for source in self._chained(rows)
+        ]
         return min([*kernels, separate], key=lambda kernel: kernel.ns)
 
     def _chained(self, rows: LoadableRows) -> Iterator["MatmulRows"]:
@@ -297,8 +299,8 @@ class _Results:
         ((result, sums),) = self.sums.items()
         shift = self.shifts[result]
         function = LOOKED_UP[link.node.op.label]
-        bias = {} if shift is None else {"bias": shift}
-        self.rows.k.emit(Activation(engine=Engine.SCALAR, dst=out, src=sums, function=function, **bias))
+        bias = 0.0 if shift is None else shift
+        self.rows.k.emit(Activation(engine=Engine.SCALAR, dst=out, src=sums, function=function, bias=bias))
 
     def _result(self, operand: WeightOperand, dst: Tile | None) -> Tile:
         """The result of a matmul in its own type. Sums without a bias are read from PSUM if they are the result."""
@@ -333,7 +335,7 @@ def _operand(operand: Value | HbmOperand | float, computed: Mapping[Value, Tile]
 
 
 def can_follow(fusion: EpilogueFusion, operands: Sequence[WeightOperand], matmuls: Sequence[Node]) -> bool:
-    """True if matmuls can read the results of a group in SBUF: nobody else reads them, the elementwise nodes between
+    """True if matmuls can read the results of a group in SBUF: no other node reads them, the elementwise nodes between
     load nothing, and exchange nothing with other ranks, and the weights need no transpose."""
     if any(must_transpose(operand.weight) for operand in operands):
         return False
