@@ -90,7 +90,7 @@ def _configuration(c: Configuration, a: Mapping[str, Any]) -> tuple[Mapping[str,
             config = dict(known.config) if known else _encoder(c.model, a)
             return config | {"num_labels": a.get("classes", 2)}, _encoder_task(a)
         case "decoder":
-            config = dict(known.config) if known else _decoder(a)
+            config: dict[str, Any] = dict(known.config) if known else _decoder(a)
             # Positions are computed or read from a table, whose length no time depends on.
             return config | {
                 "max_position_embeddings": max(1 << 17, config.get("max_position_embeddings", 0))
@@ -194,7 +194,7 @@ def _compile(task: Compilation) -> Any:
     options = PassOptions(autocast=task.autocast, tensor_parallel=task.ranks)
     config = json.loads(task.config)
     if task.task == "module":
-        from published_modules import capture_of  # type: ignore[import-not-found]
+        from published_modules import capture_of
 
         made = shard_graph(run_passes(capture_of(config, task.batch), options), options)
     else:

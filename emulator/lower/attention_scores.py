@@ -304,7 +304,7 @@ class Scores:
                     function=Function.EXP,
                     scale=scores.scale,
                     bias=negative.cut(rows, (head, 1)),
-                    total=total and total.cut(rows, (head, 1)),
+                    total=total.cut(rows, (head, 1)) if total else None,
                 )
             )
         return block

@@ -25,6 +25,7 @@ from nxpipe.emulator.lower.records import (
     text,
     unaddressed,
 )
+from nxpipe.emulator.lower.sbuf_accesses import tiles_of
 from nxpipe.emulator.lower.sbuf_residency import promote_to_sbuf, reserve_sbuf
 from nxpipe.emulator.lower.tile_placement import overlapping, schedule_kernels
 from nxpipe.emulator.lower.view import View
@@ -53,6 +54,7 @@ def _violations(before: Record, record: Record) -> Iterator[object]:
             yield from _placed(record)
         case _, EmittedProgram():
             yield from _covers_graph(record)
+            yield from _unallocated(record)
             yield from _legal(record, record.buffers, record.body)
         case _, ResidentProgram():
             yield from _disjoint(record.residents)
@@ -96,6 +98,14 @@ def _covers_graph(emitted: EmittedProgram) -> Iterator[str]:
     for node in emitted.placed.target.graph.nodes:
         if node.result not in computed_once and node.result not in emitted.placed.stored:
             yield f"no kernel computes {node.op.label} at {str(node.origin) or 'an unknown place'}"
+
+
+def _unallocated(emitted: EmittedProgram) -> Iterator[str]:
+    """Tiles outside of the kernels' allocations, which no later step could place."""
+    for instruction in _instructions(emitted.body):
+        for name, tile, _ in tiles_of(instruction):
+            if tile.allocation not in emitted.allocations:
+                yield f"{name} of {instruction.name} is in no allocation of its kernel"
 
 
 def _legal(emitted: EmittedProgram, buffers: Sequence[Buffer], body: Sequence[Step]) -> Iterable[object]:

@@ -239,10 +239,12 @@ class _Mapping:
 
 @dataclass
 class _Walk:
-    """The movement of an access over the digits of a mapping: `used[i]` is the greatest value of digit i so far."""
+    """The movement of an access over the digits of a mapping: `used[i]` is the greatest value of digit i so far,
+    `least[i]` the least."""
 
     digits: Sequence[_Digit]
     used: list[int]
+    least: list[int]
     offset: int  # of the first element in the buffer
 
     @staticmethod
@@ -256,19 +258,22 @@ class _Walk:
             values.append(value)
             position -= value * digit.own
             offset += value * digit.other
-        return None if position else _Walk(digits, values, offset)
+        return None if position else _Walk(digits, values, list(values), offset)
 
     def move(self, count: int, stride: int, may_split: bool) -> list[Axis] | None:
         """The axes in the buffer of `count` steps of `stride` in the tile."""
         if count == 1 or not stride:
             return [Axis(count, 0 if count > 1 else 1)]
         for number, digit in enumerate(self.digits):
-            if digit.own <= stride and not stride % digit.own:
+            if digit.own <= abs(stride) and not stride % digit.own:
                 return self._move_digit(number, count, stride // digit.own, may_split)
         return None
 
     def _move_digit(self, number: int, count: int, step: int, may_split: bool) -> list[Axis] | None:
         digit = self.digits[number]
+        if step < 0:
+            self.least[number] += (count - 1) * step
+            return [Axis(count, step * digit.other)] if self.least[number] >= 0 else None
         if self.used[number] + (count - 1) * step < digit.size:
             self.used[number] += (count - 1) * step
             return [Axis(count, step * digit.other)]

@@ -178,7 +178,7 @@ def sbuf_copy(
     """The copies with the promoted sides in SBUF that replace a copy; None if a side cannot be expressed as a tile."""
     if not isinstance(step, DmaCopy):
         return None
-    copies = (step,)
+    copies: tuple[DmaCopy, ...] = (step,)
     for name in ("dst", "src"):
         far = getattr(step, name)
         if isinstance(far, Far) and far.buffer in homes:

@@ -62,8 +62,6 @@ def _placed(resident: ResidentProgram) -> ResidentProgram | None:
     core = CORES[resident.emitted.placed.target.core]
     allocations = resident.emitted.allocations
     accesses = SbufAccesses(resident.body, allocations)
-    if 0 in accesses.by_allocation:
-        return None  # a tile that is in no known allocation
     addresses: dict[int, int] = {}
     for memory in Memory:
         found = _Arena(core, memory, resident, accesses).place()
@@ -126,12 +124,12 @@ class _Arena:
         """The address of each tile; None if some tile finds no space.
 
         In a loop, the first tiles of an iteration follow the last ones of the iteration before. The second round knows
-        them from the first."""
+        them from the first. If tiles all over SBUF leave no space for a large one, the lowest free bytes are taken."""
         length = max((tile.live[1] for _, tile in self._tiles), default=0) + 1
         first = self._round({}, length)
-        return first and self._round(first, length)
+        return (first and self._round(first, length)) or self._round({}, length, lowest=True)
 
-    def _round(self, before: Mapping[int, int], length: int) -> dict[int, int] | None:
+    def _round(self, before: Mapping[int, int], length: int, *, lowest: bool = False) -> dict[int, int] | None:
         used = np.full(self._units, -2 * length, np.int64)  # the end of the last use of each unit
         busy = np.full(self._units, -1, np.int64)  # the end of the life of what is in it
         addresses: dict[int, int] = {}
@@ -146,7 +144,9 @@ class _Arena:
             if start is None:
                 return None
             addresses[number] = start * self._unit
-            used[start : start + size] = busy[start : start + size] = tile.live[1]
+            busy[start : start + size] = tile.live[1]
+            if not lowest:
+                used[start : start + size] = tile.live[1]
         return addresses
 
     def _enter(self, used: Array, loop: Span, before: Mapping[int, int]) -> None:

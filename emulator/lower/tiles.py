@@ -75,9 +75,8 @@ def each_box(
     if not views[0].elements:
         return
     if rows is None and len((merged := views[0].merged(views[1:]))[0].shape) < 2:
-        if merged[0].rank and not merged[0].elements % PARTITIONS and merged[0].elements <= PARTITIONS**2:
-            # Chunks of 128 elements: the layout in which a norm transposes a few long rows.
-            yield [_folded(view, Affine(), view.elements // PARTITIONS, PARTITIONS) for view in merged]
+        if merged[0].rank and (chunks := _few_long_rows(views[0])):
+            yield from _chunk_boxes(k, merged, chunks, widest)
             return
         for _, _, pieces in each_tile(k, views, widest):
             yield pieces
@@ -85,12 +84,33 @@ def each_box(
     if rows is not None:
         arranged, partition = _rows_first(views, rows)
     else:
-        arranged = merged
+        arranged = list(merged)
         partition = min(range(merged[0].rank - 1), key=lambda axis: _box_cycles(merged[0].shape, axis, widest))
     others = [axis for axis in range(arranged[0].rank) if axis != partition]
     looped, step = _free_axes([arranged[0].shape[axis] for axis in others], widest)
     order = (*others[:looped], partition, *others[looped:])
     yield from _boxes(k, [view.transposed(order) for view in arranged], looped, step)
+
+
+def _few_long_rows(view: View) -> int:
+    """The number of chunks of 128 elements in fewer than 128 long rows; 0 if the tiles of the chunks do not fill whole
+    lanes. A norm transposes such rows by their chunks."""
+    chunks, remainder = divmod(view.elements, PARTITIONS)
+    width = view.shape[-1] if view.rank else 1
+    few = width % PARTITIONS == 0 < width and view.elements // width < PARTITIONS
+    return chunks if few and not remainder and (chunks <= PARTITIONS or not chunks % PARTITIONS) else 0
+
+
+def _chunk_boxes(k: Kernel, views: Sequence[View], chunks: int, widest: int) -> Iterator[list[View]]:
+    """Chunk c on partition c modulo 128."""
+    lanes = min(chunks, PARTITIONS)
+    boxes = [
+        replace(view, shape=(lanes, chunks // lanes, PARTITIONS), strides=(PARTITIONS * s, lanes * PARTITIONS * s, s))
+        for view in views
+        for s in view.strides
+    ]
+    for first, count in k.spans(chunks // lanes, max(widest // PARTITIONS, 1)):
+        yield [box.cut((0, lanes), (first, count)) for box in boxes]
 
 
 def _boxes(k: Kernel, views: Sequence[View], looped: int, step: int) -> Iterator[list[View]]:

@@ -73,7 +73,8 @@ def tiled_reads(
     """The destination in a block and the source of each read."""
     for first, lanes, far in view.loads(chunk, depth, columns, inside):
         axes = contiguous(*(axis.size for axis in far.axes[1:]))
-        yield Tile(block.memory, block.dtype, 0, lanes, block.offset + first * block.dtype.itemsize, axes), far
+        offset = block.offset + first * block.dtype.itemsize
+        yield Tile(block.memory, block.dtype, 0, lanes, offset, axes, block.allocation), far
 
 
 def _load_as_stored(k: Kernel, dst: Block, view: View) -> None:

@@ -102,6 +102,13 @@ class TransposedNormRows:
         by_element = 2 * self.x.dtype.itemsize + (3 + len(self.shared)) * DType.FLOAT32.itemsize + self.chain.width
         return 2 * width * self.x.dtype.itemsize + elements * by_element + 16 * (4 * rows + 64)
 
+    def pieces(self, x: View) -> View | None:
+        """The chunks of rows as a matrix [rows * chunks, 128], if they can be transposed as its rows into one bank."""
+        count = x.shape[0] * self._chunks
+        whole = count <= PARTITIONS or not count % PARTITIONS
+        fits = count * x.dtype.itemsize <= self.k.core.psum_bank
+        return x.reshaped((count, PARTITIONS)) if whole and fits and not self.by_row else None
+
     def preparation(self, core: CoreSpec) -> KernelCost:
         return KernelCost()
 
@@ -113,7 +120,8 @@ class TransposedNormRows:
         cycles = self._chunks * height
         passes = 3 + 2 * self.form.centred + 2 * len(self.shared) + 2 * len(self.chain.links)
         slow = core.fp32_cycle_factor
-        transposes = self._chunks if self.by_row else ceil(self._chunks * height / PARTITIONS)
+        by_chunk = self.pieces(self.x.cut((0, height))) is not None
+        transposes = ceil(self._chunks * height / PARTITIONS) if by_chunk else self._chunks
         transpose = (slow if self.x.dtype is DType.FLOAT32 else 1) * max(height, ISSUE) * transposes
         sums = (1 + self.form.centred) * slow * max(height, ISSUE)
         load = load_cost(core, self.x.transposed((1, 0)), self._chunks, height)
@@ -218,13 +226,8 @@ class _Rows:
         """The rows as a tile [128, chunks, rows], in a PSUM bank if they fit: an operand in PSUM saves the vector
         engine a cycle an element."""
         k, chunks, dtype = self.k, self._chunks, x.dtype
-        pieces = None if self.norm.by_row else x.reshaped((self.count * chunks, PARTITIONS))
-        if pieces is not None and pieces.shape[0] <= PARTITIONS:
-            loaded = k.tile(dtype, self.count * chunks, PARTITIONS)
-            k.copy(loaded.whole, pieces.far())
-            turned = k.tile(dtype, PARTITIONS, self.count * chunks, memory=Memory.PSUM)
-            k.emit(NcTranspose(engine=Engine.TENSOR, dst=turned.whole, src=loaded.whole))
-            return replace(turned.whole, axes=(Axis(chunks, 1), Axis(self.count, chunks)))
+        if (pieces := self.norm.pieces(x)) is not None:
+            return self._transposed_pieces(pieces)
         fits = chunks * self.count * dtype.itemsize <= k.core.psum_bank
         memory = Memory.PSUM if fits else Memory.SBUF
         turned = k.tile(dtype, PARTITIONS, chunks, self.count, memory=memory)
@@ -237,6 +240,20 @@ class _Rows:
             source = loaded.cut(self.count, (chunk, 1))
             k.emit(NcTranspose(engine=Engine.TENSOR, dst=turned.cut(PARTITIONS, (chunk, 1)), src=source))
         return turned.whole
+
+    def _transposed_pieces(self, pieces: View) -> Tile:
+        """The rows as a tile [128, chunks, rows], from their chunks as the rows of a transpose."""
+        k, chunks, (count, _) = self.k, self._chunks, pieces.shape
+        lanes = min(count, PARTITIONS)
+        loaded = k.tile(pieces.dtype, lanes, count // lanes, PARTITIONS)
+        blocks = pieces.reshaped((count // lanes, lanes, PARTITIONS))
+        assert blocks is not None  # splitting an axis is always possible
+        k.copy(loaded.whole, blocks.transposed((1, 0, 2)).far())
+        turned = k.tile(pieces.dtype, PARTITIONS, count // lanes, lanes, memory=Memory.PSUM)
+        with k.loop(count // lanes) as block:
+            dst, src = turned.cut(PARTITIONS, (block, 1)), loaded.cut(lanes, (block, 1))
+            k.emit(NcTranspose(engine=Engine.TENSOR, dst=dst, src=src))
+        return replace(turned.whole, axes=(Axis(chunks, 1), Axis(self.count, chunks)))
 
     def _totals(self, tile: Tile) -> Tile:
         """The sum of each row's elements, on every partition, in PSUM."""

@@ -40,6 +40,7 @@ PRIORS: Final[Mapping[str, tuple[float, float]]] = {
     "dma.ragged": (1, 0.7),
     "dma.spilled": (12, 0.7),
     "dma.weights": (1.2, 0.1),
+    "experts.visit": (2, 0.5),
     "host.concealed": (0.3, 0.5),
     "host.copy": (1.7, 0.4),
     "host.execution": (1.5, 0.7),  # kernels.csv: 62 to 154 us

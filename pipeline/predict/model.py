@@ -296,6 +296,7 @@ def _graph(c: Configuration, cores: Cores, execution: Execution, copies: float) 
         _term("memory", "dma.weights", at, read / (cores.dma * each)),
         _term("memory", "dma.cache", at, work.cache / (cores.dma * each)),
         _term("serial", "attention.call", at, work.calls * 1e-6),
+        _term("serial", "experts.visit", (), work.visits * 1e-6),
         _term("memory", "dma.gathered", at, work.gathered / (cores.dma * each)),
         _term("serial", "convolution.fixed", at, work.convolutions * 1e-6),
         _term("serial", "layer.fixed", at, work.layers * 1e-6),

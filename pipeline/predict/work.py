@@ -46,6 +46,7 @@ class Work:
     elements: float = 0.0  # of element-wise operations and normalizations
     weights: float = 0.0  # bytes read
     gathered: float = 0.0  # bytes of single experts' weights, read by each row that selects them
+    visits: float = 0.0  # of experts, one after the other
     cache: float = 0.0  # bytes of the KV cache read
     collectives: int = 0
     exchanged: float = 0.0  # bytes that a rank contributes to collectives
@@ -147,6 +148,7 @@ def _experts(work: Work, a: Architecture, rows: float, projections: int) -> None
     hidden, experts, active = a["hidden"], a["experts"], a["active_experts"]
     columns, times = math.ceil(a["expert_intermediate"] / work.tp), a["layers"] * projections
     work.flops += 2 * times * rows * active * hidden * columns
+    work.visits += a["layers"] * min(rows * active, experts)
     if rows * active < experts:
         work.experts += 2 * times * rows * active * _LEAST_ROWS * hidden * columns
         work.gathered += times * rows * active * hidden * columns * _NARROW

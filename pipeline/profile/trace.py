@@ -16,6 +16,7 @@ from nxpipe.pipeline.profile.programs import ProfiledProgram
 if TYPE_CHECKING:
     from nxpipe.emulator.analysis.execution_trace import Event
     from nxpipe.emulator.analysis.profile import Profile
+    from nxpipe.emulator.isa.instruction import Engine
     from nxpipe.emulator.isa.program import Step
 
 _PS_OF_NS: Final = 1000
@@ -108,9 +109,14 @@ class _Drawing:
     """The slices of the engines of one program."""
 
     def __init__(self, profile: "Profile") -> None:
+        from nxpipe.emulator.isa.program import Loop, counted
+
         self._profile = profile
         self._trace = profile.trace
         self._loops = list(_loops(profile.program.body))
+        loops = {place: step for place, step in enumerate(profile.program.body) if isinstance(step, Loop)}
+        self._counts = {place: loop.count for place, loop in loops.items()}
+        self._by_iteration = {place: counted(loop.body) for place, loop in loops.items()}
         self._drawn = {
             place: {0, self._steady(repetition.at, place)}
             for repetition in reversed(self._trace.repetitions)
@@ -119,7 +125,7 @@ class _Drawing:
 
     def slices(self) -> Iterator[_Slice]:
         for engine, numbers in self._trace.by_engine.items():
-            executions = sorted(self._executions(numbers), key=lambda each: (each.begin, each.end))
+            executions = sorted(self._executions(engine, numbers), key=lambda each: (each.begin, each.end))
             for rest, group in groupby(executions, key=lambda each: each.rest):
                 members = list(group)
                 if rest is None:
@@ -127,7 +133,7 @@ class _Drawing:
                 else:
                     yield _merged(engine.value, members)
 
-    def _executions(self, numbers: Sequence[int]) -> Iterator[_Execution]:
+    def _executions(self, engine: "Engine", numbers: Sequence[int]) -> Iterator[_Execution]:
         """The executions of an engine's events. An event that runs while a repetition begins is executed before and
         after it; those between are one."""
         trace = self._trace
@@ -136,12 +142,12 @@ class _Drawing:
             yield self._execution(number, trace.real(event.begin), event.end - event.begin, event.indices)
         for which, repetition in enumerate(trace.repetitions):
             loop_numbers = [number for number in numbers if self._is_in(trace.events[number], repetition.place)]
-            period = [n for n in loop_numbers if repetition.since < trace.events[n].end <= repetition.at]
-            if not period:
+            count = repetition.iterations * self._by_iteration[repetition.place].get(engine, 0)
+            if not count:
                 continue
             running = [n for n in loop_numbers if trace.events[n].begin <= repetition.at < trace.events[n].end]
             begin, end = trace.real(repetition.at), repetition.real + repetition.elapsed
-            last = trace.events[(running or period)[-1]]
+            begun = [trace.events[n].indices[0] for n in loop_numbers if trace.events[n].begin <= repetition.at]
             earlier = trace.repetitions[:which]
             for number in running:
                 event = trace.events[number]
@@ -154,27 +160,16 @@ class _Drawing:
                     if each.place == repetition.place and each.at >= event.begin
                 )
                 yield self._execution(number, end, duration, (event.indices[0] + skipped, *event.indices[1:]))
-            count = self._counted(which, loop_numbers) - len(running)
-            if count > 0 and begin < end:
-                low, high = last.indices[0], last.indices[0] + repetition.iterations
-                rest, of = (repetition.place, -1), self._loops[last.number][0][0]
-                yield _Execution(last.engine.value, None, begin, end, count, rest, (low, high), of)
+            if count > len(running):
+                low = begun[-1] if begun else 0
+                iterations, rest = (low, low + repetition.iterations), (repetition.place, -1)
+                of = self._counts[repetition.place]
+                yield _Execution(engine.value, None, begin, end, count - len(running), rest, iterations, of)
 
     def _is_in(self, event: "Event", place: int) -> bool:
         """True if an event belongs to the outermost loop at a place of the program's body."""
         loops = self._loops[event.number]
         return bool(loops) and loops[0][2] == place
-
-    def _counted(self, which: int, numbers: Sequence[int]) -> int:
-        """How many of an engine's instructions a repetition executes."""
-        repetition = self._trace.repetitions[which]
-        nested = sum(
-            self._counted(inner, numbers)
-            for inner in range(repetition.inner, which)
-            if self._trace.repetitions[inner].place == repetition.place
-        )
-        in_period = sum(repetition.since < self._trace.events[n].end <= repetition.at for n in numbers)
-        return repetition.times * (in_period + nested)
 
     def _execution(self, number: int, begin: int, duration: int, indices: tuple[int, ...]) -> _Execution:
         event = self._trace.events[number]

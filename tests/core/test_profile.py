@@ -74,6 +74,18 @@ def test_the_busiest_engine_works_or_has_a_reason_to_wait_at_every_moment(one: P
 @settings(max_examples=examples(40), deadline=None)
 @given(repeated())
 def test_a_drawn_program_has_each_execution_once_and_ends_at_its_predicted_time(one: Program) -> None:
+    _require_drawn_once(one)
+
+
+def test_a_transfer_before_a_loop_that_looks_like_those_of_the_loop_is_not_drawn_as_one_of_them() -> None:
+    """The state before the loop recurs in it, so that a period begins before the loop does."""
+    copy = f"dma0 dma_copy {A} <- x[0 : f32 128@2048 x 512]"
+    one = of(copy, "loop i0 < 9:", f"  vector {PLUS}  after dma0>=0+i0", f"  {copy}  after vector>=1+i0")
+    assert traced(one).repetitions
+    _require_drawn_once(one)
+
+
+def _require_drawn_once(one: Program) -> None:
     found = named(one)
     rows = trace_document([found])["traceEvents"]
     threads = {row["tid"]: row["args"]["name"] for row in rows if row["name"] == "thread_name"}

@@ -335,11 +335,12 @@ class _Events:
 @settings(max_examples=examples(40), deadline=None)
 @given(repeated())
 def test_everything_is_executed_once_in_order_and_begins_after_what_it_waits_for(one: Program) -> None:
-    written_out = replace(one, body=tuple(_written_out(one.body)))
+    steps = tuple(_written_out(one.body))
+    written_out = replace(one, body=steps)
     events = _Events({})
     latency = latency_ns(written_out, events)
     found = {engine: [each[2] for each in entries] for engine, entries in events.by_engine.items()}
-    assert found == {engine: [step for step in written_out.body if step.engine is engine] for engine in found}
+    assert found == {engine: [step for step in steps if step.engine is engine] for engine in found}
     assert sum(map(len, found.values())) == len(written_out.body)
     for entries in events.by_engine.values():
         assert all(before[1] <= after[0] for before, after in pairwise(entries))
@@ -355,9 +356,9 @@ def test_everything_is_executed_once_in_order_and_begins_after_what_it_waits_for
 @given(repeated(), st.floats(1, 4), st.sampled_from((*Engine,)))
 def test_without_contention_more_work_never_makes_a_program_faster(one: Program, more: float, engine: Engine) -> None:
     """One DMA queue, and a core without shared ports: each instruction begins at the latest of some ends."""
-    alone = replace(one, core="v3", body=tuple(step for step in _written_out(one.body) if step.engine not in _OTHERS))
-    waiting = tuple(step.after(*(wait for wait in step.waits if wait.engine not in _OTHERS)) for step in alone.body)
-    alone = replace(alone, body=waiting)
+    own = [step for step in _written_out(one.body) if step.engine not in _OTHERS]
+    waiting = tuple(step.after(*(wait for wait in step.waits if wait.engine not in _OTHERS)) for step in own)
+    alone = replace(one, core="v3", body=waiting)
     slower = latency_ns(
         alone, price=lambda step, core: _scaled(cost(step, core), more if step.engine is engine else 1.0)
     )

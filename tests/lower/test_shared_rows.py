@@ -148,7 +148,7 @@ def _linear(rows: int, inner: int, columns: int) -> Program:
 
 
 @pytest.mark.parametrize(
-    ("rows", "inner", "columns"), [(2048, 512, 4096), (2048, 1792, 4096), (2048, 4096, 768), (1, 4096, 14336)]
+    ("rows", "inner", "columns"), [(2048, 512, 2048), (2048, 1792, 4096), (2048, 4096, 768), (1, 4096, 14336)]
 )
 def test_weights_and_rows_are_read_once_where_there_is_room(rows: int, inner: int, columns: int) -> None:
     read = _read(_linear(rows, inner, columns))

@@ -247,7 +247,7 @@ class _TilingSearch:
             pairs = list(zip(self._sizes, pieces, strict=True))
             weights = sum(sizes.weight(sizes.chunks, piece.width) for sizes, piece in pairs)
             other_bytes = sum(sizes.other_bytes(piece.width) for sizes, piece in pairs)
-            for prefetch in (False, True) if blocks > 1 and self._rows.run > 1 else (False,):
+            for prefetch in (False, True) if blocks > 1 else (False,):
                 free = self._budget - weights * (1 + prefetch) - other_bytes - self._rows.transient_bytes
                 for height, buffers in product(
                     self._multiples_of_run(_STREAMED) or {self.run}, (2, 1) if self.run > 1 else (2,)
