@@ -25,7 +25,7 @@ from nxpipe.emulator.lower.grouping import Consumers
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.kernel_cost import KernelCost, load_cost, transpose_cost
 from nxpipe.emulator.lower.lowering import Lowering, lowers
-from nxpipe.emulator.lower.matmul.chained import MatmulPlan
+from nxpipe.emulator.lower.matmul.chain import MatmulPlan
 from nxpipe.emulator.lower.matmul.linear import (
     GatheredRows,
     as_matrix,

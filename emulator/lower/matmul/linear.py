@@ -22,7 +22,7 @@ from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, RunMajorBloc
 from nxpipe.emulator.lower.kernel_cost import KernelCost
 from nxpipe.emulator.lower.lanes import repeated
 from nxpipe.emulator.lower.lowering import Lowering, lowers
-from nxpipe.emulator.lower.matmul.chained import Following, MatmulPlan, can_follow
+from nxpipe.emulator.lower.matmul.chain import Following, MatmulPlan, can_follow
 from nxpipe.emulator.lower.matmul.kernel import MatmulKernel
 from nxpipe.emulator.lower.matmul.tiling import (
     BANK,

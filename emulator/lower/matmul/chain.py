@@ -335,7 +335,7 @@ def _operand(operand: Value | HbmOperand | float, computed: Mapping[Value, Tile]
 
 
 def can_follow(fusion: EpilogueFusion, operands: Sequence[WeightOperand], matmuls: Sequence[Node]) -> bool:
-    """True if matmuls can read the results of a group in SBUF: nobody else reads them, the elementwise nodes between
+    """True if matmuls can read the results of a group in SBUF: no other node reads them, the elementwise nodes between
     load nothing, and exchange nothing with other ranks, and the weights need no transpose."""
     if any(must_transpose(operand.weight) for operand in operands):
         return False
