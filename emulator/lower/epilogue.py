@@ -5,21 +5,24 @@ node outside of the kernel reads is stored as well.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Final
 
 from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.collective import CollectiveAllReduce
 from nxpipe.emulator.isa.instruction import Engine
-from nxpipe.emulator.isa.operands import Tile
-from nxpipe.emulator.lower.elementwise import apply, temporaries
+from nxpipe.emulator.isa.operands import Axis, Tile
+from nxpipe.emulator.isa.scalar import Function
+from nxpipe.emulator.lower.elementwise import LOOKED_UP, apply, temporaries
 from nxpipe.emulator.lower.grouping import ChainNode, EpilogueFusion, HbmOperand
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lanes import repeated
 from nxpipe.emulator.lower.view import View
-from nxpipe.emulator.ops import AllReduce
+from nxpipe.emulator.ops import AllReduce, Cast
 
+_FUNCTIONS: Final = {**LOOKED_UP, "relu": Function.RELU}
 _WIDEST_RESIDENT: Final = 16384  # bytes of the longest row that stays in SBUF for all tiles
 
 
@@ -31,6 +34,7 @@ class ElementwiseChain:
     sources: tuple[View, ...]
     homes: tuple[tuple[Value, View], ...]
     resident: Mapping[HbmOperand, Block] = field(default_factory=dict)  # rows in SBUF that are broadcast to all tiles
+    by_channel: bool = False  # tiles of [channels, batch, positions]
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -93,13 +97,20 @@ def _result(k: Kernel, node: Node, operands: Sequence[Tile | float], shape: tupl
 
 
 def load_tile(k: Kernel, piece: View) -> Tile:
-    """Load a tile of rows. A row that repeats one element (stride 0) is loaded as that element and read with stride
-    0."""
-    rows, width = piece.shape
-    repeats = width > 1 and piece.strides[1] == 0
-    block = k.tile(piece.dtype, rows, 1 if repeats else width, buffers=2)
-    k.copy(block.whole, (piece.cut((0, rows), (0, 1)) if repeats else piece).far())
-    return repeated(block.whole, width) if repeats else block.whole
+    """Load a tile of rows. What repeats the same element along the last axes (stride 0) is loaded as that element and
+    read with stride 0."""
+    rows, *shape = piece.shape
+    kept = next((axis for axis in range(len(shape), 0, -1) if shape[axis - 1] > 1 and piece.strides[axis]), 0)
+    width, times = prod(shape[:kept]), prod(shape[kept:])
+    block = k.tile(piece.dtype, rows, width, buffers=2)
+    k.copy(
+        block.whole, piece.cut((0, rows), *((0, size if axis < kept else 1) for axis, size in enumerate(shape))).far()
+    )
+    if times == 1:
+        return block.whole
+    if width == 1:
+        return repeated(block.whole, times)
+    return replace(block.whole, axes=(Axis(width, 1), Axis(times, 0)))
 
 
 @dataclass(frozen=True)
@@ -130,11 +141,12 @@ def epilogue_bytes(epilogue: Epilogue) -> int:
 
 def chain_of(fusion: EpilogueFusion, homes: Sequence[tuple[Value, View]]) -> ElementwiseChain:
     """The chain of a fusion; `homes` are the locations of stored values, reshaped to the shape of the tiles."""
-    views = [(value, home.reshaped(fusion.shape)) for value, home in homes]
+    views = [(value, fusion.arranged(home)) for value, home in homes]
     return ElementwiseChain(
         tuple(fusion.links),
         tuple(fusion.sources),
         tuple((value, view) for value, view in views if view is not None),
+        by_channel=fusion.by_channel,
     )
 
 
@@ -147,3 +159,85 @@ def broadcast_rows(k: Kernel, sources: Sequence[View]) -> dict[HbmOperand, Block
             resident[HbmOperand(number)] = k.tile(view.dtype, PARTITIONS, width)
             k.copy(resident[HbmOperand(number)].whole, view.cut((0, PARTITIONS)).far())
     return resident
+
+
+@dataclass(frozen=True)
+class RowAffine:
+    """The first nodes of an epilogue, as one instruction of the scalar engine: `function(sums * scale + shift)` with a
+    scale and a shift for each row, as batch norms have them. All results but the last are in float32, so that one
+    rounding remains."""
+
+    value: Value  # what the instruction computes
+    epilogue: Epilogue  # the nodes that remain
+    scale: View | None = None
+    shift: View | None = None
+    function: Function = Function.COPY
+
+    @property
+    def dtype(self) -> DType:
+        return self.value.type.dtype.on_device
+
+    @classmethod
+    def of(cls, epilogue: Epilogue, has_bias: bool) -> "RowAffine":
+        """Take nodes from the epilogue as long as the instruction can compute them. `has_bias`: its bias is added
+        first, which leaves no place for a scale or a shift."""
+        found = cls(epilogue.result, epilogue)
+        stage = 2 if has_bias else 0  # of scale, shift, function, rounding: the first that is still possible
+        while (step := found._next()) is not None:
+            link, other = step
+            column = found._column(other)
+            name = link.node.op.label
+            if stage < 1 and name == "multiply" and column is not None:
+                stage, found = 1, replace(found, scale=column)
+            elif stage < 2 and name == "add" and column is not None:
+                stage, found = 2, replace(found, shift=column)
+            elif stage < 3 and name in _FUNCTIONS and other is None:
+                stage, found = 3, replace(found, function=_FUNCTIONS[name])
+            elif stage < 4 and isinstance(link.node.op, Cast) and link.node.result.type.dtype.is_float:
+                stage = 4
+            else:
+                break
+            found = replace(found, value=link.node.result, epilogue=found._without(link))
+        return found
+
+    def _next(self) -> tuple[ChainNode, Value | HbmOperand | float | None] | None:
+        """The only node that reads the value, with its other operand; None if the value must be a tile itself."""
+        chain = self.epilogue.chain
+        readers = [link for link in chain.links if self.value in link.operands]
+        stored = any(value == self.value for value, _ in chain.homes)
+        if len(readers) != 1 or stored or self.value.type.dtype is not DType.FLOAT32 or readers[0] != chain.links[0]:
+            return None
+        others = [operand for operand in readers[0].operands if operand != self.value]
+        if len(others) != len(readers[0].operands) - 1 or len(others) > 1:
+            return None
+        return readers[0], others[0] if others else None
+
+    def _column(self, operand: Value | HbmOperand | float | None) -> View | None:
+        """A number for each row; None for any other operand."""
+        if not isinstance(operand, HbmOperand):
+            return None
+        view = self.epilogue.chain.sources[operand.number]
+        inner = zip(view.shape[1:], view.strides[1:], strict=True)
+        if view.dtype is not DType.FLOAT32 or any(stride for size, stride in inner if size > 1):
+            return None
+        return replace(view, shape=view.shape[:1], strides=view.strides[:1])
+
+    def _without(self, link: ChainNode) -> Epilogue:
+        """The epilogue without its first node, and without operands that no other node reads."""
+        chain = self.epilogue.chain
+        links = [other for other in chain.links if other is not link]
+        used = sorted(
+            {operand.number for other in links for operand in other.operands if isinstance(operand, HbmOperand)}
+        )
+        numbers = {HbmOperand(old): HbmOperand(new) for new, old in enumerate(used)}
+        renumbered = [
+            replace(
+                other,
+                operands=tuple(
+                    numbers[operand] if isinstance(operand, HbmOperand) else operand for operand in other.operands
+                ),
+            )
+            for other in links
+        ]
+        sources = tuple(chain.sources[number] for number in used)
+        return replace(self.epilogue, chain=replace(chain, links=tuple(renumbered), sources=sources))

@@ -5,27 +5,31 @@ from math import prod
 
 import numpy as np
 
-from nxpipe.emulator.ir.nodes import Node
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
+from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.gpsimd import GatherFree
 from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile
 from nxpipe.emulator.isa.vector import Memset, TensorCopy, TensorTensor
 from nxpipe.emulator.lower.convolution import (
-    WIDEST,
+    ChannelTiles,
     Slab,
     Starts,
     Windows,
     blocks,
-    each_place,
-    linear,
+    by_channel,
+    edge_spans,
+    interiors,
     load_slab,
-    padded,
-    slab_rows,
+    moved,
+    part,
+    slab_sizes,
+    taps,
     windows,
 )
-from nxpipe.emulator.lower.epilogue import Epilogue, epilogue_bytes
-from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel
+from nxpipe.emulator.lower.epilogue import Epilogue
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lanes import stored_number
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.matmul.linear import as_matrix
@@ -37,21 +41,19 @@ from nxpipe.emulator.ops import Pool, Resample
 @lowers(Pool)
 def _pool(low: Lowering, node: Node, op: Pool) -> None:
     x, places = low.view(node.operands[0]), node.result.type.shape[2:]
-    epilogue = low.epilogue(node.result, prod(places))
+    epilogue = low.channel_epilogue(node.result)
     if not node.result.type.elements:
         return
-    dtype = _reduction_type(x.dtype)
     filling = _lowest(node.operands[0].type.dtype) if op.function == "max_pool" else 0.0
-    contiguous = low.packed(x) if x.reshaped((x.shape[0] * x.shape[1], *x.shape[2:])) is None else x
-    rows = contiguous.reshaped((x.shape[0] * x.shape[1], *x.shape[2:]))
-    assert rows is not None  # contiguous axes can be merged
-    view, geometry = windows(rows, op.window, op.stride, op.dilation, op.before, places)
-    height = slab_rows(low.k.free_bytes(Memory.SBUF) // 2, geometry, 2 * dtype.itemsize)
-    if height < places[0]:
-        view, geometry = padded(low, view, geometry, filling)
-    out = node.result.type.dtype.on_device
+    view, geometry = windows(x, op.window, op.stride, op.dilation, op.before, places)
     _Pool(
-        low.k, view, geometry, Alu.MAXIMUM if op.function == "max_pool" else Alu.ADD, filling, height, epilogue, out
+        low.k,
+        by_channel(view),
+        geometry,
+        Alu.MAXIMUM if op.function == "max_pool" else Alu.ADD,
+        filling,
+        ChannelTiles(epilogue, places),
+        node.result,
     ).write()
 
 
@@ -72,42 +74,51 @@ class _Pool:
     """One pooling with its tile sizes."""
 
     k: Kernel
-    x: View  # [batch and channels, position ...]
+    x: View  # [channels, batch, position ...]
     geometry: Windows
     op: Alu
     filling: float
-    rows: int
-    epilogue: Epilogue
-    out: DType
+    tiles: ChannelTiles
+    result: Value
+
+    @property
+    def out(self) -> DType:
+        return self.result.type.dtype.on_device
 
     def write(self) -> None:
         k, dtype = self.k, _reduction_type(self.x.dtype)
+        images, height = slab_sizes(k.free_bytes(Memory.SBUF) // 2, self.geometry, self.x.shape[1], 2 * dtype.itemsize)
         for lanes in k.spans(self.x.shape[0], PARTITIONS):
-            for rows in k.spans(self.geometry.places[0], self.rows):
-                with k.scope():
-                    slab = load_slab(k, self.geometry, self.x.cut(lanes), rows, dtype, self.filling)
-                    for starts, sizes in blocks(k, (rows[1], *self.geometry.places[1:]), self._tile_positions()):
-                        with k.scope():
-                            pooled = self._reduce_windows(slab, lanes[1], starts, sizes)
-                            position = linear((starts[0] + rows[0], *starts[1:]), self.geometry.places)
-                            self.epilogue.store(pooled, lanes, (position, prod(sizes)))
+            for image, count in k.spans(self.x.shape[1], images):
+                source = self.x.cut(lanes, (image, count))
+                for rows in edge_spans(k, self.geometry.places[0], height, self.geometry.interior(0)):
+                    with k.scope():
+                        slab = load_slab(k, self.geometry, source, rows, dtype)
+                        self._write_outputs(slab, lanes, image, rows)
 
-    def _tile_positions(self) -> int:
-        by_place = 2 * (self.out.itemsize + DType.FLOAT32.itemsize) + epilogue_bytes(self.epilogue)
-        return max(min(self.k.free_bytes(Memory.SBUF) * 3 // 4 // by_place, WIDEST), 1)
+    def _write_outputs(self, slab: Slab, lanes: Span, image: Affine, rows: Span) -> None:
+        k, shape = self.k, (slab.block.shape[1], *slab.geometry.places)
+        inner = interiors(slab.geometry, tuple(Affine() for _ in shape), shape)
+        widest = self.tiles.widest(k, self.out.itemsize + DType.FLOAT32.itemsize)
+        for starts, sizes in blocks(k, shape, widest, inner):
+            with k.scope():
+                pooled = self._reduce_windows(slab, lanes[1], starts, sizes)
+                first = (starts[0] + image, starts[1] + rows[0], *starts[2:])
+                self.tiles.store(pooled, self.result, lanes, first, sizes)
 
     def _reduce_windows(self, slab: Slab, count: int, starts: Starts, sizes: tuple[int, ...]) -> Tile:
         k, dtype = self.k, slab.block.dtype
-        folded = k.tile(dtype, count, prod(sizes), buffers=2).whole
-        k.emit(Memset(engine=Engine.VECTOR, dst=folded, value=stored_number(self.filling, dtype)))
+        reduced = k.tile(dtype, count, prod(sizes), buffers=2)
+        k.emit(Memset(engine=Engine.VECTOR, dst=reduced.whole, value=stored_number(self.filling, dtype)))
         engine = Engine.VECTOR if dtype.is_float else Engine.GPSIMD
-        for _, at in each_place(k, self.geometry.window):
-            right = slab.shifted(count, 0, starts, sizes, at)
-            k.emit(TensorTensor(engine=engine, dst=folded, left=folded, right=right, op=self.op))
+        for tap in taps(k, slab.geometry, starts, sizes, ()):
+            dst, within = part(reduced, sizes, tap.spans), moved(starts, tap.spans)
+            right = slab.shifted(count, 0, within, [size for _, size in tap.spans], tap.at)
+            k.emit(TensorTensor(engine=engine, dst=dst, left=dst, right=right, op=self.op))
         if self.out is dtype:
-            return folded
+            return reduced.whole
         rounded = k.tile(self.out, count, prod(sizes), buffers=2).whole
-        k.emit(TensorCopy(engine=Engine.VECTOR, dst=rounded, src=folded))
+        k.emit(TensorCopy(engine=Engine.VECTOR, dst=rounded, src=reduced.whole))
         return rounded
 
 
