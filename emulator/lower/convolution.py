@@ -24,7 +24,7 @@ from nxpipe.emulator.isa.operands import Axis, Memory, Tile, contiguous
 from nxpipe.emulator.isa.scalar import Activation
 from nxpipe.emulator.isa.tensor import Matmul, NcTranspose
 from nxpipe.emulator.isa.vector import Memset, ScalarTensorTensor
-from nxpipe.emulator.lower.epilogue import Epilogue, RowAffine, epilogue_bytes
+from nxpipe.emulator.lower.epilogue import FUNCTION, SCALE, Epilogue, RowAffine, epilogue_bytes
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.tiles import chunk_spans, fill, over_lanes
@@ -34,7 +34,7 @@ from nxpipe.emulator.ops import Convolution
 
 Starts = tuple[Affine, ...]
 WIDEST: Final = 8192  # output positions in one tile
-_PIECE: Final = 16384  # bytes of a lane in one slab: long runs, in pieces enough to load one and compute another
+PIECE: Final = 16384  # bytes of a lane in one slab: long runs, in pieces enough to load one and compute another
 _BANK: Final = 512  # sums in a bank of PSUM
 _TRANSPOSED: Final = 32  # rows and columns of one transpose on the vector engine
 
@@ -79,6 +79,19 @@ class Windows:
         offset = at * self.dilation[axis]
         first = max(self._first(axis, offset) - start.base, 0)
         return first, max(min(self._stop(axis, offset) - start.base, count) - first, 0)
+
+    def runs(self, axis: int) -> list[tuple[int, int, int, int]]:
+        """Runs of outputs on an axis whose windows reach into padding alike: the first, the number, and the window
+        positions that are no padding: the first, and the end."""
+        found: list[tuple[int, int, int, int]] = []
+        for place in range(self.places[axis]):
+            inside = [at for at in range(self.window[axis]) if self.inside(axis, at, (place, 1))[1]]
+            low, high = (inside[0], inside[-1] + 1) if inside else (0, 0)
+            if found and found[-1][2:] == (low, high):
+                found[-1] = (found[-1][0], found[-1][1] + 1, low, high)
+            else:
+                found.append((place, 1, low, high))
+        return found
 
     def unpadded(self) -> tuple[int, ...] | None:
         """The window position that reaches into padding for no output; None if there is none."""
@@ -422,7 +435,7 @@ def _convolution(low: Lowering, node: Node, op: Convolution) -> None:
     lanes = x.shape[1] if depthwise else weight.shape[1]
     fold = not depthwise and 1 < geometry.window[0] * lanes <= PARTITIONS and geometry.window[0] > 1
     epilogue = low.channel_epilogue(node.result)
-    fused = RowAffine.of(epilogue, has_bias=bias is not None)
+    fused = RowAffine.of(epilogue, FUNCTION if bias is not None else SCALE)
     work = _Convolution(
         low.k,
         by_channel(view),
@@ -461,7 +474,7 @@ class _Convolution:
         k, geometry = self.k, folded(self.geometry) if self.fold else self.geometry
         lanes = 1 if self.fold else chunks_of(source.shape[0])
         images, rows = slab_sizes(
-            min(k.free_bytes(Memory.SBUF) // 2, 2 * _PIECE),
+            min(k.free_bytes(Memory.SBUF) // 2, 2 * PIECE),
             geometry,
             source.shape[1],
             max(lanes, 1) * dtype.itemsize * 2,

@@ -23,6 +23,7 @@ from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import AllReduce, Cast
 
 _FUNCTIONS: Final = {**LOOKED_UP, "relu": Function.RELU}
+SCALE, FUNCTION, ROUNDING = 0, 2, 3  # steps of one instruction, in order
 _WIDEST_RESIDENT: Final = 16384  # bytes of the longest row that stays in SBUF for all tiles
 
 
@@ -178,23 +179,22 @@ class RowAffine:
         return self.value.type.dtype.on_device
 
     @classmethod
-    def of(cls, epilogue: Epilogue, has_bias: bool) -> "RowAffine":
-        """Take nodes from the epilogue as long as the instruction can compute them. `has_bias`: its bias is added
-        first, which leaves no place for a scale or a shift."""
+    def of(cls, epilogue: Epilogue, stage: int) -> "RowAffine":
+        """Take nodes from the epilogue as long as the instruction can compute them, from `stage` on: the SCALE, a
+        shift, the FUNCTION, the ROUNDING. Behind a bias of its own, only a function is left."""
         found = cls(epilogue.result, epilogue)
-        stage = 2 if has_bias else 0  # of scale, shift, function, rounding: the first that is still possible
         while (step := found._next()) is not None:
             link, other = step
             column = found._column(other)
             name = link.node.op.label
-            if stage < 1 and name == "multiply" and column is not None:
-                stage, found = 1, replace(found, scale=column)
-            elif stage < 2 and name == "add" and column is not None:
-                stage, found = 2, replace(found, shift=column)
-            elif stage < 3 and name in _FUNCTIONS and other is None:
-                stage, found = 3, replace(found, function=_FUNCTIONS[name])
-            elif stage < 4 and isinstance(link.node.op, Cast) and link.node.result.type.dtype.is_float:
-                stage = 4
+            if stage <= SCALE and name == "multiply" and column is not None:
+                stage, found = SCALE + 1, replace(found, scale=column)
+            elif stage < FUNCTION and name == "add" and column is not None:
+                stage, found = FUNCTION, replace(found, shift=column)
+            elif stage <= FUNCTION and name in _FUNCTIONS and other is None:
+                stage, found = ROUNDING, replace(found, function=_FUNCTIONS[name])
+            elif stage <= ROUNDING and isinstance(link.node.op, Cast) and link.node.result.type.dtype.is_float:
+                stage = ROUNDING + 1
             else:
                 break
             found = replace(found, value=link.node.result, epilogue=found._without(link))

@@ -20,6 +20,7 @@ from math import prod
 from typing import Final
 
 from nxpipe.emulator.ir.nodes import Node, Value
+from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.isa.operands import Memory
 from nxpipe.emulator.lower.dataflow import UPDATES, ValueReaders
 from nxpipe.emulator.lower.elementwise import is_applicable, is_exact
@@ -53,8 +54,8 @@ class ChainNode:
 class EpilogueFusion:
     """Nodes that can be applied to a kernel's results tile by tile, before the tiles leave SBUF.
 
-    `shape` is the shape of the whole result whose tiles the kernel computes, with its axes in `order`, if the kernel
-    computes them in another one than the node's. A node can join if each operand is a
+    `shape` is the shape of the whole result whose tiles the kernel computes; `swaps`: with the first two axes of the
+    node's result swapped. A node can join if each operand is a
     result of the kernel, a number, a deferred node that can join too, or a view in HBM that strides can express in this
     shape. `all_reduces` decides for an all-reduce. The search is greedy in graph order. Invariant: every value in
     `known` can be computed from tiles in SBUF and views in HBM; each added node keeps it, so that the search may stop
@@ -69,14 +70,17 @@ class EpilogueFusion:
     links: list[ChainNode] = field(default_factory=list)
     sources: list[View] = field(default_factory=list)
     known: dict[Value, Value] = field(default_factory=dict)  # value: the value whose tile holds it
-    order: tuple[int, ...] = ()
+    swaps: bool = False
     by_channel: bool = False  # the shape is [channels, batch, positions]
 
     def arranged(self, view: View) -> View | None:
         """A view of a result's elements in the shape of the whole result; None if strides cannot express it."""
-        if self.order and len(self.order) != view.rank:
-            return None
-        return (view.transposed(self.order) if self.order else view).reshaped(self.shape)
+        if not self.swaps:
+            return view.reshaped(self.shape)
+        return view.transposed((1, 0, *range(2, view.rank))).reshaped(self.shape) if self._is_swapped(view) else None
+
+    def _is_swapped(self, tensor: View | TensorType) -> bool:
+        return tensor.shape[1::-1] == self.shape[:2]
 
     def start(self, node: Node) -> bool:
         """Add the first node; False if it cannot be lowered in this shape."""
@@ -125,10 +129,8 @@ class EpilogueFusion:
         return can_join and self._link(node)
 
     def _has_shape(self, value: Value) -> bool:
-        shape = value.type.shape
-        if value.type.elements != prod(self.shape):
-            return False
-        return not self.order or (len(shape) == len(self.order) and shape[self.order[0]] == self.shape[0])
+        same_size = value.type.elements == prod(self.shape)
+        return same_size and (not self.swaps or self._is_swapped(value.type))
 
     def _is_view(self, node: Node) -> bool:
         """True if the result has the operand's elements: a reshape, or an exact cast, which engines and DMA do as they
@@ -284,8 +286,7 @@ class KernelGrouping:
         batch, channels, *places = result.type.shape
         fusion = self._fusion((channels, batch, prod(places)))
         fusion.by_channel = True
-        if batch > 1:
-            fusion.order = (1, 0, *range(2, result.type.rank))
+        fusion.swaps = batch > 1
         return fusion
 
     def no_epilogue(self, result: Value, width: int) -> EpilogueFusion:

@@ -133,7 +133,7 @@ class Lowering:
 
     def chain(self, node: Node) -> ElementwiseChain:
         """Fuse and return the chain of an elementwise node with its epilogue."""
-        fusion = self.groups.elementwise(node, self._reads_channels(node))
+        fusion = self.groups.elementwise(node, any(map(self.by_channel, self._of_its_shape(node))))
         if fusion is None:
             raise NotLowered.at(node)
         return self._commit(fusion)
@@ -143,11 +143,13 @@ class Lowering:
         if other.buffer in self._channels:
             self._channels.add(view.buffer)
 
-    def _reads_channels(self, node: Node) -> bool:
-        """True if a node reads a tensor of its result's shape that a kernel has written channel by channel."""
-        shape = node.result.type.shape
-        views = [self.places.views.get(operand) for operand in node.operands if operand.type.shape == shape]
-        return len(shape) > 2 and any(view is not None and view.buffer in self._channels for view in views)
+    def by_channel(self, value: Value) -> bool:
+        """True if a kernel has written a tensor [batch, channels, position ...] channel by channel."""
+        view = self.places.views.get(value)
+        return value.type.rank > 2 and view is not None and view.buffer in self._channels
+
+    def _of_its_shape(self, node: Node) -> list[Value]:
+        return [operand for operand in node.operands if operand.type.shape == node.result.type.shape]
 
     def keeps_rows(self, chain: ElementwiseChain) -> bool:
         """True if a chain reads rows that a kernel has written one per partition. The chain then writes its rows in the
@@ -177,20 +179,20 @@ class Lowering:
         concat = self.groups.only_reader(value)
         if concat is not None and isinstance(concat.op, Concat):
             if concat.result not in homes:
-                homes[concat.result] = self.ordered(value.type.dtype, concat.result.type.shape, fusion.order)
+                homes[concat.result] = self._stored(value.type.dtype, concat.result.type.shape, fusion.swaps)
             part = operand_views(homes[concat.result], concat)[concat.operands.index(value)]
             if fusion.arranged(part) is not None:
                 homes[value] = part
         if value not in homes:
-            homes[value] = self.ordered(value.type.dtype, value.type.shape, fusion.order)
+            homes[value] = self._stored(value.type.dtype, value.type.shape, fusion.swaps)
         return self.home(value)
 
-    def ordered(self, dtype: Any, shape: tuple[int, ...], order: tuple[int, ...]) -> View:
-        """Scratch for a tensor, with its axes stored in an order; an empty one keeps them."""
-        if not order:
+    def _stored(self, dtype: Any, shape: tuple[int, ...], swaps: bool) -> View:
+        """Scratch for a tensor, with its first two axes swapped."""
+        if not swaps:
             return self.scratch(dtype, shape)
-        inverse = tuple(order.index(axis) for axis in range(len(order)))
-        return self.scratch(dtype, tuple(shape[axis] for axis in order)).transposed(inverse)
+        swapped = (1, 0, *range(2, len(shape)))
+        return self.scratch(dtype, tuple(shape[axis] for axis in swapped)).transposed(swapped)
 
     def _with_contiguous_runs(self, view: View) -> View:
         """The view, or a contiguous copy of it if its tiles would be loaded one element at a time; the copy is

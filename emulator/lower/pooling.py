@@ -10,9 +10,10 @@ from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.gpsimd import GatherFree
 from nxpipe.emulator.isa.instruction import Alu, Engine
-from nxpipe.emulator.isa.operands import Axis, Memory, Tile
-from nxpipe.emulator.isa.vector import Memset, TensorCopy, TensorTensor
+from nxpipe.emulator.isa.operands import Axis, Memory, Tile, contiguous
+from nxpipe.emulator.isa.vector import Memset, TensorCopy, TensorReduce, TensorTensor
 from nxpipe.emulator.lower.convolution import (
+    PIECE,
     ChannelTiles,
     Slab,
     Starts,
@@ -20,6 +21,7 @@ from nxpipe.emulator.lower.convolution import (
     blocks,
     by_channel,
     edge_spans,
+    flat,
     interiors,
     load_slab,
     moved,
@@ -28,7 +30,7 @@ from nxpipe.emulator.lower.convolution import (
     taps,
     windows,
 )
-from nxpipe.emulator.lower.epilogue import Epilogue
+from nxpipe.emulator.lower.epilogue import ROUNDING, Epilogue, RowAffine
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lanes import stored_number
 from nxpipe.emulator.lower.lowering import Lowering, lowers
@@ -41,7 +43,7 @@ from nxpipe.emulator.ops import Pool, Resample
 @lowers(Pool)
 def _pool(low: Lowering, node: Node, op: Pool) -> None:
     x, places = low.view(node.operands[0]), node.result.type.shape[2:]
-    epilogue = low.channel_epilogue(node.result)
+    fused = RowAffine.of(low.channel_epilogue(node.result), ROUNDING)
     if not node.result.type.elements:
         return
     filling = _lowest(node.operands[0].type.dtype) if op.function == "max_pool" else 0.0
@@ -52,13 +54,13 @@ def _pool(low: Lowering, node: Node, op: Pool) -> None:
         geometry,
         Alu.MAXIMUM if op.function == "max_pool" else Alu.ADD,
         filling,
-        ChannelTiles(epilogue, places),
-        node.result,
+        ChannelTiles(fused.epilogue, places),
+        fused.value,
     ).write()
 
 
 def _reduction_type(dtype: DType) -> DType:
-    """The type in which windows are reduced: float32 for floats, which are rounded once at the end, or 32-bit
+    """The type in which windows are added: float32 for floats, which are rounded once at the end, or 32-bit
     integers."""
     if dtype.is_float:
         return DType.FLOAT32
@@ -79,15 +81,17 @@ class _Pool:
     op: Alu
     filling: float
     tiles: ChannelTiles
-    result: Value
+    result: Value  # the result, or its rounding to a narrower type
 
     @property
     def out(self) -> DType:
         return self.result.type.dtype.on_device
 
     def write(self) -> None:
-        k, dtype = self.k, _reduction_type(self.x.dtype)
-        images, height = slab_sizes(k.free_bytes(Memory.SBUF) // 2, self.geometry, self.x.shape[1], 2 * dtype.itemsize)
+        k, dtype = self.k, self.x.dtype if self._is_maximum else _reduction_type(self.x.dtype)
+        images, height = slab_sizes(
+            min(k.free_bytes(Memory.SBUF) // 2, 2 * PIECE), self.geometry, self.x.shape[1], 2 * dtype.itemsize
+        )
         for lanes in k.spans(self.x.shape[0], PARTITIONS):
             for image, count in k.spans(self.x.shape[1], images):
                 source = self.x.cut(lanes, (image, count))
@@ -102,7 +106,10 @@ class _Pool:
         widest = self.tiles.widest(k, self.out.itemsize + DType.FLOAT32.itemsize)
         for starts, sizes in blocks(k, shape, widest, inner):
             with k.scope():
-                pooled = self._reduce_windows(slab, lanes[1], starts, sizes)
+                if self._is_maximum and sizes == shape:
+                    pooled = self._maxima(slab, lanes[1])
+                else:
+                    pooled = self._reduce_windows(slab, lanes[1], starts, sizes)
                 first = (starts[0] + image, starts[1] + rows[0], *starts[2:])
                 self.tiles.store(pooled, self.result, lanes, first, sizes)
 
@@ -120,6 +127,61 @@ class _Pool:
         rounded = k.tile(self.out, count, prod(sizes), buffers=2).whole
         k.emit(TensorCopy(engine=Engine.VECTOR, dst=rounded, src=reduced.whole))
         return rounded
+
+    # Maxima, which do not depend on the order: by reductions over the windows of a whole slab
+
+    @property
+    def _is_maximum(self) -> bool:
+        return self.op is Alu.MAXIMUM and self.x.dtype.is_float
+
+    def _maxima(self, slab: Slab, count: int) -> Tile:
+        """The maxima of windows of two axes by one instruction for each image; else axis by axis, which reads fewer
+        elements for long windows, and in parts where windows reach into padding."""
+        k, geometry = self.k, slab.geometry
+        images, *sizes = slab.block.shape[1:]
+        pooled = k.tile(self.out, count, images, *geometry.places, buffers=2)
+        long = prod(geometry.window) > sizes[0] / geometry.places[0] * geometry.window[-1] + geometry.window[0]
+        if len(sizes) == 2 and not geometry.fills() and not long:
+            rows, columns = (
+                (Axis(geometry.places[axis], geometry.stride[axis] * step), Axis(geometry.window[axis], step * spacing))
+                for axis, (step, spacing) in enumerate(zip((sizes[1], 1), geometry.dilation, strict=True))
+            )
+            source = replace(slab.block.whole, partitions=count, axes=(rows[0], columns[0], rows[1], columns[1]))
+            with k.loop(images) as image:
+                offset = source.offset + image * (prod(sizes) * source.dtype.itemsize)
+                dst = replace(pooled.cut(count, (image, 1)), axes=contiguous(*geometry.places))
+                src = replace(source, offset=offset)
+                k.emit(TensorReduce(engine=Engine.VECTOR, dst=dst, src=src, op=self.op, axes=2))
+            return flat(pooled)
+        current = replace(slab.block, partitions=count, shape=(images, *sizes))
+        with k.scope():
+            for axis in reversed(range(len(sizes))):
+                shape = (*current.shape[: axis + 1], geometry.places[axis], *current.shape[axis + 2 :])
+                target = k.tile(slab.block.dtype, count, *shape) if axis else pooled
+                self._reduce_axis(geometry, axis, current, target)
+                current = target
+        return flat(pooled)
+
+    def _reduce_axis(self, geometry: Windows, axis: int, source: Block, target: Block) -> None:
+        k, stride, dilation = self.k, geometry.stride[axis], geometry.dilation[axis]
+        lead, trail = prod(source.shape[: axis + 1]), prod(source.shape[axis + 2 :])
+        for first, number, low, high in geometry.runs(axis):
+            outer, position = Axis(lead, target.shape[axis + 1] * trail), Axis(number, trail)
+            dst = replace(target.whole, axes=(outer, position, Axis(trail, 1)))
+            dst = replace(dst, offset=dst.offset + first * trail * dst.dtype.itemsize)
+            if high <= low:
+                k.emit(Memset(engine=Engine.VECTOR, dst=dst, value=stored_number(self.filling, dst.dtype)))
+                continue
+            start = first * stride + low * dilation - geometry.margin[axis]
+            axes = (
+                Axis(lead, source.shape[axis + 1] * trail),
+                Axis(number, stride * trail),
+                Axis(trail, 1),
+                Axis(high - low, dilation * trail),
+            )
+            src = replace(source.whole, axes=axes)
+            src = replace(src, offset=src.offset + start * trail * src.dtype.itemsize)
+            k.emit(TensorReduce(engine=Engine.VECTOR, dst=dst, src=src, op=self.op))
 
 
 @lowers(Resample)

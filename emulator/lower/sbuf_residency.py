@@ -315,6 +315,8 @@ def _matrices(buffer: Buffer) -> Iterator[SbufMatrix]:
         rows, width = prod(buffer.shape[:axis]), prod(buffer.shape[axis:])
         if width > 1 and rows and not rows % PARTITIONS:
             yield SbufMatrix(width)
+    if buffer.elements and not buffer.elements % PARTITIONS:
+        yield SbufMatrix(1)  # a column of numbers
 
 
 def _is_promotable(use: _Use, number: int, matrix: SbufMatrix, dtype: DType) -> bool:
