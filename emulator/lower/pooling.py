@@ -12,7 +12,13 @@ from nxpipe.emulator.isa.gpsimd import GatherFree
 from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile, contiguous
 from nxpipe.emulator.isa.vector import Memset, TensorCopy, TensorReduce, TensorTensor
-from nxpipe.emulator.lower.convolution import (
+from nxpipe.emulator.lower.epilogue import ROUNDING, Epilogue, RowAffine
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
+from nxpipe.emulator.lower.lanes import stored_number
+from nxpipe.emulator.lower.lowering import Lowering, lowers
+from nxpipe.emulator.lower.matmul.linear import as_matrix
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.lower.windows import (
     PIECE,
     ChannelTiles,
     Slab,
@@ -30,12 +36,6 @@ from nxpipe.emulator.lower.convolution import (
     taps,
     windows,
 )
-from nxpipe.emulator.lower.epilogue import ROUNDING, Epilogue, RowAffine
-from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from nxpipe.emulator.lower.lanes import stored_number
-from nxpipe.emulator.lower.lowering import Lowering, lowers
-from nxpipe.emulator.lower.matmul.linear import as_matrix
-from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Pool, Resample
 
