@@ -123,7 +123,8 @@ def _add_with_operands(value: Value, nodes: Mapping[Value, Node], ordered: dict[
 
 def _combined_with(result: Value, readers: Mapping[Value, Sequence[Node]]) -> list[Value]:
     """The other operands of the elementwise nodes that follow a result."""
-    pending, followed, found = [result], 0, []
+    pending, followed = [result], 0
+    found: list[Value] = []
     while pending and followed < _FOLLOWED:
         for node in readers.get(pending.pop(), ()):
             if isinstance(node.op, Binary | Unary | Cast | Where) and node.result.type.shape == result.type.shape:

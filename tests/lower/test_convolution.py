@@ -170,7 +170,11 @@ def test_a_batch_norm_takes_no_instruction_of_its_own() -> None:
         wholes(16, 1, 1, seed=2, role=Role.PARAMETER),
         wholes(16, 1, 1, seed=3, role=Role.PARAMETER),
     ]
-    program = lower(case(lambda builder, *values: _block(builder, *values, 1, 1), *numbers).graph, "v2")
+
+    def build(builder: GraphBuilder, x: Value, weight: Value, scale: Value, shift: Value) -> Value:
+        return _block(builder, x, weight, scale, shift, 1, 1)
+
+    program = lower(case(build, *numbers).graph, "v2")
     kinds = {type(instruction) for instruction in instructions(program.body)}
     assert kinds <= {DmaCopy, Matmul, Activation, NcTranspose, Memset}
 
