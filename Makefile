@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 20
 
-.PHONY: help setup demo demo-rollout demo-serve demo-hardware test test-nightly test-localaws check audit cloud-up docs lock bench clean
+.PHONY: help setup demo demo-rollout demo-serve demo-hardware test test-nightly test-localaws check audit load cloud-up docs lock bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -35,7 +35,7 @@ demo: $(VENV)/.ready  ## build, verify and publish two models into a local store
 	$(BIN)/nxpipe store show bert-base-uncased
 	$(BIN)/nxpipe build
 
-demo-rollout: setup  ## roll a good and a bad version out on a local AWS, from an empty account to their ends
+demo-rollout: setup  ## roll a wrong, a slow, a crashing and a good version out: real servers on the emulator, a local AWS
 	$(BIN)/python -m tests.localaws.rollout_demo
 
 demo-serve: $(VENV)/.ready  ## build a tiny Llama, serve it, chat with it, read its metrics
@@ -82,6 +82,16 @@ $(AUDIT)/.ready: requirements/audit.txt
 	$(AUDIT)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/audit.txt
 	touch $@
 
+LOAD := .load
+
+load: setup $(LOAD)/.ready  ## AIPerf, a public load generator, against nxpipe serve
+	$(BIN)/python -m tests.serving.load $(LOAD)/bin/aiperf
+
+$(LOAD)/.ready: requirements/load.txt
+	$(PYTHON) -m venv $(LOAD)
+	$(LOAD)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/load.txt
+	touch $@
+
 cloud-up: setup  ## a local AWS until Ctrl-C; prints what another shell needs to use it
 	$(BIN)/python -m tests.localaws.server 5599
 
@@ -96,4 +106,4 @@ bench: $(VENV)/.ready  ## measure, beside bare Python
 	$(BIN)/python benchmarks/synth.py
 
 clean:  ## remove what setup and the tools made
-	rm -rf $(VENV) $(AUDIT) node_modules cdk.out .nxpipe .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(AUDIT) $(LOAD) node_modules cdk.out .nxpipe .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

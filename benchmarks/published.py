@@ -4,7 +4,8 @@ For each family: errors of `AWS's compiler` beside those of a plain roofline and
 rows that are ordered right, and predictions below the floor. With --leave-one-out, each row of the CSV is predicted by
 constants that are fitted to the CSV (and to --with) without the rows of its model or instance.
 
-`this program`, the ratio of our compiler's programs to the measurement, is not computed here: `_compared` is its place.
+`this program` is the time of our compiler's program on documented costs, divided by the measurement. Programs are kept
+in the folder of --cache: compiling all rows takes many minutes. --programs none leaves this part out.
 """
 
 import argparse
@@ -18,6 +19,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from published_programs import executions
+
 from nxpipe.pipeline.predict.constants import PREDICTED, floor_of, predict, read_constants, shipped
 from nxpipe.pipeline.predict.fit import conformal, quantile, select
 from nxpipe.pipeline.predict.measurements import Measured, cycle_of, read
@@ -26,7 +29,9 @@ from nxpipe.pipeline.predict.work import NotPredicted
 from nxpipe.pipeline.util.errors import InputInvalid
 
 ROOFLINE, ANALYTIC = "roofline", "analytic planner"
+_WORST = 12  # rows that are listed
 GROUPS = {"all": (), "all but prefill": ("llm-prefill",)}
+_PROGRAMS = {"encoders, decode and vision": ("encoder", "llm-decode", "vision-cnn", "vision-transformer")}
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,44 @@ def ranking(rows: Sequence[Compared], predictor: str) -> float | None:
     return sum(right) / len(right) if right else None
 
 
-def report(rows: Sequence[Compared], missing: dict[str, str]) -> dict[str, Any]:
+def programs(rows: Sequence[Measured], *, jobs: int, cache: Path | None) -> dict[str, Any]:
+    """Ratios of our programs to the measurements, by family and row, and the reasons of rows without a program."""
+    scored = [row for row in rows if row.scored and row.cycle is not None]
+    found = executions([row.configuration for row in scored], jobs=jobs, folder=cache)
+    ratios: dict[str, list[float]] = defaultdict(list)
+    lines, missing = [], {}
+    for row in scored:
+        times = found[row.configuration]
+        if isinstance(times, str):
+            missing[row.id] = times
+            continue
+        c, ratio = row.configuration, times["cycle"] / row.cycle  # type: ignore[operator]
+        groups = [name for name, families in _PROGRAMS.items() if c.family in families]
+        for group in (c.family, *groups):
+            ratios[group].append(ratio)
+        named = {"id": row.id, "family": c.family, "model": c.model, "instance": c.instance, "tp": c.tp}
+        shape = {"batch": c.batch, "sequence": c.sequence, "inputs": c.inputs}
+        floor = floor_of(graphs(c))
+        lines.append(named | shape | {"measured": row.cycle, "ratio": ratio, "below": times["cycle"] < floor} | times)
+    return {
+        "families": {name: _ratios(sorted(ratios[name])) for name in sorted(ratios)},
+        "below the floor": [line["id"] for line in lines if line["below"]],
+        "rows": sorted(lines, key=lambda line: -line["ratio"]),
+        "not compiled": missing,
+    }
+
+
+def _ratios(ratios: Sequence[float]) -> dict[str, float]:
+    return {
+        "n": len(ratios),
+        "median": quantile(ratios, 0.5),
+        "p90": quantile(ratios, 0.9),
+        "least": ratios[0],
+        "worst": ratios[-1],
+    }
+
+
+def report(rows: Sequence[Compared], missing: dict[str, str], ours: dict[str, Any] | None) -> dict[str, Any]:
     """All figures by family and predictor."""
     families = sorted({row.row.configuration.family for row in rows})
     parts = {family: [row for row in rows if row.row.configuration.family == family] for family in families}
@@ -140,7 +182,7 @@ def report(rows: Sequence[Compared], missing: dict[str, str]) -> dict[str, Any]:
             if part
         },
         "not predicted": missing,
-        "this program": None,
+        "this program": ours,
     }
 
 
@@ -157,7 +199,23 @@ def page(document: dict[str, Any]) -> str:
             cells = (*shares, ranked, str(f["below the floor"]), inside)
             lines.append(f"{family:20} {part['n']:4} {predictor:18}" + "".join(f" {cell:>11}" for cell in cells))
     lines += [f"not predicted: {id_}: {reason}" for id_, reason in document["not predicted"].items()]
+    if ours := document["this program"]:
+        lines += ["", *_programs_page(ours)]
     return "\n".join(lines)
+
+
+def _programs_page(ours: dict[str, Any]) -> list[str]:
+    """The ratios of our programs, and their worst rows."""
+    titles = ("median", "p90", "least", "worst")
+    lines = [f"{'this program / measured':28} {'n':>4}" + "".join(f" {title:>8}" for title in titles)]
+    for family, ratios in ours["families"].items():
+        lines.append(f"{family:28} {ratios['n']:4}" + "".join(f" {ratios[title]:8.2f}" for title in titles))
+    lines.append(f"below the floor: {', '.join(ours['below the floor']) or 'none'}")
+    for row in ours["rows"][:_WORST]:
+        tokens = f"{row['inputs'] or ''}/{row['sequence'] or ''}"
+        where = f"{row['model']} on {row['instance']} tp {row['tp']} b{row['batch']} {tokens}"
+        lines.append(f"{row['family']:18} {where:76} {row['measured'] * 1e3:9.2f} ms {row['ratio']:6.2f} x")
+    return lines + [f"not compiled: {id_}: {reason}" for id_, reason in ours["not compiled"].items()]
 
 
 def main() -> int:
@@ -168,9 +226,13 @@ def main() -> int:
     parser.add_argument("--leave-one-out", choices=("model", "instance"))
     parser.add_argument("--leave-one-model-out", action="store_const", const="model", dest="leave_one_out")
     parser.add_argument("--with", type=Path, action="append", default=[], dest="others")
+    parser.add_argument("--only", metavar="FAMILY", help="rows of this family")
+    parser.add_argument("--programs", choices=("all", "none"), default="all")
+    parser.add_argument("--cache", type=Path, help="a folder of compiled programs")
+    parser.add_argument("--jobs", type=int, default=2, help="programs that are compiled at once")
     options = parser.parse_args()
     try:
-        rows = read(options.csv)
+        rows = [row for row in read(options.csv) if options.only in (None, row.configuration.family)]
         if options.leave_one_out:
             others = [row for path in options.others for row in read(path)]
             found, missing = leave_out(rows, others, options.leave_one_out)
@@ -179,7 +241,11 @@ def main() -> int:
     except InputInvalid as fault:
         print(f"Error: {fault}", file=sys.stderr)
         return 2
-    document = report(found, missing)
+    if not found:
+        print(f"Error: {options.csv}: no scored row of {options.only or 'a known model'}", file=sys.stderr)
+        return 2
+    ours = programs(rows, jobs=options.jobs, cache=options.cache) if options.programs == "all" else None
+    document = report(found, missing, ours)
     print(json.dumps(document, indent=2) if options.json else page(document))
     return 0
 

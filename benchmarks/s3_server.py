@@ -1,6 +1,6 @@
 """A small fast S3 server, for measuring clients and not the server.
 
-    python benchmarks/s3_server.py FOLDER [--port N] [--latency MILLISECONDS]
+    python benchmarks/s3_server.py FOLDER [--port N] [--latency MILLISECONDS] [--rate MB]
 
 Bodies are files in FOLDER, sent by sendfile; names are in memory, so every start begins empty, and any bucket exists.
 It supports the conditional writes, multipart uploads, ranges and listings that boto3, aws and s5cmd use. It verifies
@@ -13,6 +13,7 @@ import itertools
 import re
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -27,6 +28,7 @@ from xml.sax.saxutils import escape
 from s3_objects import SHA256, Object, Objects, Refused, Segment, Upload, checksum, composite
 
 _BUFFER: Final = 1024 * 1024
+_PACED: Final = 8 * 1024 * 1024  # bytes between two waits
 
 
 class Server(ThreadingTCPServer):
@@ -34,10 +36,21 @@ class Server(ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(self, folder: Path, port: int, latency: float) -> None:
+    def __init__(self, folder: Path, port: int, latency: float, rate: float | None) -> None:
         super().__init__(("127.0.0.1", port), Connection)
         self.objects = Objects(folder)
         self.latency = latency
+        self._rate = rate  # bytes a second of all connections together; None: no limit
+        self._free, self._lock = time.monotonic(), threading.Lock()
+
+    def pace(self, count: int) -> None:
+        """Wait until the network would have sent the bytes before these."""
+        if self._rate is None:
+            return
+        with self._lock:
+            begins = max(self._free, time.monotonic())
+            self._free = begins + count / self._rate
+        time.sleep(max(0.0, begins - time.monotonic()))
 
 
 class Connection(StreamRequestHandler):
@@ -48,7 +61,7 @@ class Connection(StreamRequestHandler):
 
     def handle(self) -> None:
         assert isinstance(self.server, Server)
-        self.objects = self.server.objects
+        self.objects, self.pace = self.server.objects, self.server.pace
         try:
             while self._request():
                 time.sleep(self.server.latency)
@@ -142,7 +155,10 @@ class Connection(StreamRequestHandler):
             count = min(end, segment.size) - begin
             if count > 0:
                 with segment.path.open("rb") as file:
-                    self.request.sendfile(file, begin, count)
+                    for start in range(begin, begin + count, _PACED):
+                        size = min(_PACED, begin + count - start)
+                        self.pace(size)
+                        self.request.sendfile(file, start, size)
             begin, end = max(begin - segment.size, 0), end - segment.size
 
     def _range(self, size: int) -> tuple[int, int]:
@@ -314,11 +330,13 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="folder for bodies; new or empty")
     parser.add_argument("--port", type=int, default=0, help="0: any free port")
     parser.add_argument("--latency", type=float, default=0.0, help="milliseconds before each response")
+    parser.add_argument("--rate", type=float, help="MB a second that all downloads have together; default: no limit")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     if any(options.folder.iterdir()):
         parser.error(f"{options.folder} is not empty and would be overwritten; pass a new folder")
-    with Server(options.folder, options.port, options.latency / 1000) as server, suppress(KeyboardInterrupt):
+    rate = options.rate * 1e6 if options.rate else None
+    with Server(options.folder, options.port, options.latency / 1000, rate) as server, suppress(KeyboardInterrupt):
         print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
         server.serve_forever()
     return 0

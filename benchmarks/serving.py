@@ -1,12 +1,17 @@
 """Serving: continuous against static batches, the host's overhead of a step, and many requests that come and go.
 
-Usage: python benchmarks/serving.py batching|overhead|soak|http [--requests N] [--rows N] [--json]
+Usage: python benchmarks/serving.py batching|overhead|soak|http|paced|restart [--requests N] [--rows N] [--json]
+       python benchmarks/serving.py paced --minutes 30 --rate 20
 
     batching   one trace on the programs of a tiny Llama, continuous and static, by the emulator's clock
     overhead   the scheduler's time of a decode step, beside a plain loop that takes the likeliest token of each row
     soak       requests with random lengths and cancellations through the engine's thread; every answer is compared
                with the one that the request gets alone
     http       the same through `nxpipe serve` over HTTP with clients that disconnect; resident memory at the quarters
+    paced      the same with `--rate` arrivals a second (Poisson) for `--minutes`, half of them streamed; resident
+               memory every ten seconds, and its slope over the second half
+    restart    from the start of `nxpipe serve` to 200 of /readyz, of an artifact that was served before; beside the
+               start of Python
 """
 
 import argparse
@@ -14,6 +19,7 @@ import asyncio
 import json
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -234,10 +240,64 @@ async def _clients(port: int, process: int, count: int, at_once: int = 48) -> di
     return {"requests": count, "statuses": statuses, "resident_mib": memory, "requests_per_s": count / seconds}
 
 
-async def _post(port: int, prompt: int, answer: int, leaves: bool) -> tuple[str, str]:
+def paced(minutes: float, rate: float, rows: int) -> dict[str, Any]:
+    """Requests at a pace, as a long-lived server gets them; the server's resident memory over time."""
+    with tempfile.TemporaryDirectory() as name:
+        words = ("--phases", "extend,decode", "--batches", str(rows), "--buckets", "16,64")
+        artifact = build(Path(name) / "model", "llama", *words)
+        with serving(*artifact, "--max-waiting", "256") as server:
+            return asyncio.run(_arrivals(server.port, server.process.pid, minutes * 60, rate))
+
+
+def restart(count: int, rows: int) -> dict[str, Any]:
+    """Seconds of each start after the first, and of bare Python."""
+    with tempfile.TemporaryDirectory() as name:
+        words = ("--phases", "extend,decode", "--batches", str(rows), "--buckets", "16,64")
+        artifact = build(Path(name) / "model", "llama", *words)
+        starts, bare = [], []
+        for _ in range(count + 1):
+            bare.append(_seconds(lambda: subprocess.run([sys.executable, "-c", "pass"], check=True)))
+            began = time.perf_counter()
+            with serving(*artifact, pause=0.005):
+                starts.append(time.perf_counter() - began)
+    return {"ready_s": statistics.median(starts[1:]), "starts_s": starts[1:], "python_s": statistics.median(bare[1:])}
+
+
+async def _arrivals(port: int, process: int, seconds: float, rate: float) -> dict[str, Any]:
+    statuses: dict[str, int] = {}
+    expected: dict[tuple[int, int], str] = {}
+    memory: list[tuple[float, float]] = []
+    generator, started = random.Random(3), time.perf_counter()
+
+    async def arrive(prompt: int, answer: int, leaves: bool, is_stream: bool) -> None:
+        status, text = await _post(port, prompt, answer, leaves, is_stream)
+        if status == "200" and expected.setdefault((prompt, answer), text) != text:
+            status = "mixed up"
+        statuses[status] = statuses.get(status, 0) + 1
+
+    async def sample() -> None:
+        while True:
+            memory.append((round(time.perf_counter() - started, 1), _resident_mib(process)))
+            print(*memory[-1], sum(statuses.values()), file=sys.stderr, flush=True)
+            await asyncio.sleep(10)
+
+    sampler, due, count = asyncio.create_task(sample()), 0.0, 0
+    async with asyncio.TaskGroup() as arrivals:
+        while due < seconds:
+            request = (generator.randint(1, 40), generator.randint(1, 16))
+            arrivals.create_task(arrive(*request, generator.random() < 0.2, generator.random() < 0.5))
+            count, due = count + 1, due + generator.expovariate(rate)
+            await asyncio.sleep(max(0.0, started + due - time.perf_counter()))
+    sampler.cancel()
+    late = memory[len(memory) // 2 :]
+    slope = statistics.linear_regression(*zip(*late, strict=True)).slope if len(late) > 2 else float("nan")
+    return {"requests": count, "statuses": statuses, "resident_mib": memory, "mib_per_hour": slope * 3600}
+
+
+async def _post(port: int, prompt: int, answer: int, leaves: bool, is_stream: bool = False) -> tuple[str, str]:
     """A completion whose prompt follows from its length; the status and the text."""
     body = json.dumps({"prompt": [5 + (prompt * 7 + place) % 80 for place in range(prompt)], "max_tokens": answer,
-                       "temperature": 0, "ignore_eos": True}).encode()  # fmt: skip
+                       "temperature": 0, "ignore_eos": True, "stream": is_stream}).encode()  # fmt: skip
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
@@ -251,7 +311,28 @@ async def _post(port: int, prompt: int, answer: int, leaves: bool) -> tuple[str,
         writer.close()
     status, _, rest = answer_bytes.partition(b"\r\n\r\n")
     code = status.split(b" ", 2)[1].decode() if status else "no answer"
-    return code, json.loads(rest)["choices"][0]["text"] if code == "200" else ""
+    if code != "200":
+        return code, ""
+    return code, _text(_unchunked(rest) if b"transfer-encoding: chunked" in status.lower() else rest, is_stream)
+
+
+def _unchunked(body: bytes) -> bytes:
+    parts: list[bytes] = []
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        parts.append(body[: int(size, 16)])
+        body = body[int(size, 16) + 2 :]
+    return b"".join(parts)
+
+
+def _text(body: bytes, is_stream: bool) -> str:
+    """The text of an answer, which must be whole."""
+    if not is_stream:
+        return str(json.loads(body)["choices"][0]["text"])
+    *events, last, empty = body.decode().split("\n\n")
+    if (last, empty) != ("data: [DONE]", ""):
+        raise ValueError(f"a stream ended with {last[-80:]!r}")
+    return "".join(json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in events)
 
 
 def _resident_mib(process: int) -> float:
@@ -280,9 +361,11 @@ def _lines(document: Mapping[str, Any], indent: str = "") -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["batching", "overhead", "soak", "http"])
+    parser.add_argument("what", choices=["batching", "overhead", "soak", "http", "paced", "restart"])
     parser.add_argument("--requests", type=int)
     parser.add_argument("--rows", type=int)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--rate", type=float, default=20)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.what == "batching":
@@ -291,6 +374,10 @@ def main() -> None:
         result = overhead(options.rows or 64)
     elif options.what == "soak":
         result = soak(options.requests or 100_000, options.rows or 16)
+    elif options.what == "paced":
+        result = paced(options.minutes, options.rate, options.rows or 8)
+    elif options.what == "restart":
+        result = restart(options.requests or 9, options.rows or 8)
     else:
         result = http(options.requests or 5_000, options.rows or 8)
     print(json.dumps(result, indent=1) if options.json else "\n".join(_lines(result)))

@@ -239,8 +239,8 @@ def _in_a_folder(work: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
 
 
 @contextmanager
-def _on_our_server(work: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
-    command = [_PYTHON, str(ROOT / "benchmarks/s3_server.py"), str(work / "served")]
+def on_our_server(work: Path, *words: str) -> Iterator[tuple[str, Mapping[str, str]]]:
+    command = [_PYTHON, str(ROOT / "benchmarks/s3_server.py"), str(work / "served"), *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout
         endpoint = server.stdout.readline().strip()
@@ -280,7 +280,7 @@ def _of_s3(options: argparse.Namespace) -> Sequence[Client]:
 
 PLACES = (
     Place("a folder", _in_a_folder, SHAPES, lambda _: (NXPIPE, CP)),
-    Place("S3, our fast server", _on_our_server, SHAPES, _of_s3),
+    Place("S3, our fast server", on_our_server, SHAPES, _of_s3),
     Place("S3, moto", _on_moto, MOTO_SHAPES, _of_s3),
 )
 
@@ -293,7 +293,7 @@ def _local_hit(folder: Path) -> tuple[float, float]:
     shape, work = Shape(20, 64 * 1024), folder / "hit"
     work.mkdir()
     environment = _own_places(folder, work)
-    with _on_our_server(work) as (url, served):
+    with on_our_server(work) as (url, served):
         measured(NXPIPE.publish(shape.files(folder), url), {**served, **environment})
         warm = subprocess.run(
             [*NXPIPE.fetch(url, work / "first"), "--json"],

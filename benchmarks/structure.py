@@ -40,19 +40,19 @@ LAYERS: Final = (
     ("compile",),
     ("verify", "check", "artifacts", "predict"),
     ("build", "serving"),
-    ("rollout", "fleet"),
+    ("rollout", "fleet", "profile"),
     ("release",),
     ("cli",),
 )
 
 LIMITS: Final = {
-    "modules": 487,  # 475 before contracts of runtimes, the warm gate, device monitors, predictions, sliding windows
+    "modules": 511,  # 475 before serving contracts, the warm gate, predictions, profiles, the schedule of kernels
     "upward imports": 0,
     "cycles at import time": 0,
     "cycles counting imports inside functions": 0,
-    "single importers": 66,  # 60 before the parts of the agent: its gate, trees of runtimes, shadow requests
+    "single importers": 76,  # 60 before parts of the agent; 65 before profiles and the schedule of kernels
     "duplicate public classes": 0,
-    "modules of pipeline on the path of nxpipe build": 35,
+    "modules of pipeline on the path of nxpipe build": 39,  # 35 before its report had times of AWS's compiler
 }
 LISTS: Final = (
     *("empty", "long", "single", "named", "cycles", "duplicates", "names", "upward", "unlayered", "click", "path"),

@@ -357,6 +357,8 @@ def add_rollouts(site: Site, serving: list[ServeHandle], observe: ObserveHandle,
 
     promoters = release.promoters if release else {}
     for fleet, handle in zip(serving_fleets(site), serving, strict=True):
+        if fleet.updates.are_followed:
+            continue
         RolloutStack(
             site.app,
             f"{site.project}-rollout-{fleet.name}",

@@ -71,6 +71,7 @@ class ServeHandle:
     groups: "Mapping[str, aws_autoscaling.CfnAutoScalingGroup]"
     rehearsal: bool  # the dashboard shows it
     ready_within: int  # minutes until a group has all instances that it should have
+    follows_channel: bool = False  # its instances do, in place: it has no rollouts
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from typing import Final, Literal
 from aws_cdk import Duration, aws_cloudwatch
 from constructs import Construct
 
-from nxpipe.pipeline.config.device_measures import DEVICE_MEASURES, NAMESPACE
+from nxpipe.pipeline.config.device_measures import DEVICE_MEASURES, NAMESPACE, UPDATES_REFUSED
 from nxpipe.pipeline.config.sections import Guards
 
 PERIOD: Final = Duration.minutes(1)
 
-Scope = Literal["fleet", "load balancer", "target group", "group", "launches", "endpoint", "training fleet"]
+Scope = Literal["fleet", "updates", "load balancer", "target group", "group", "launches", "endpoint", "training fleet"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ class AlarmLimit:
     by_release: bool
     meaning: str
     by_launch: bool = False  # an instance has failed: the alarm names the fleet's log group
+    by_log: bool = False  # the log group says why
     after_ready: bool = False  # count the minutes from the time limit of the hook of new instances on
 
     def periods(self, ready_within: int) -> tuple[int, int]:
@@ -139,7 +140,7 @@ class Measure:
             id_,
             alarm_name=name,
             alarm_description=f"{self.title} above {above:g} ({self.unit}): {limit.meaning}"
-            + (f"; see the log group {log}" if limit.by_launch else ""),
+            + (f"; see the log group {log}" if limit.by_launch or limit.by_log else ""),
             metric=self.of(subject, {}),
             threshold=above,
             comparison_operator=aws_cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD,
@@ -283,6 +284,21 @@ MEASURES: Final = (
     _on_devices(
         "compile-events",
         AlarmLimit(0, 1, 1, by_release=True, meaning="an instance compiles a program that its artifact should contain"),
+    ),
+    Measure(
+        "updates-refused",
+        "Refused versions",
+        "a minute",
+        "updates",
+        {"refused": Series(NAMESPACE, UPDATES_REFUSED, "Sum")},
+        limit=AlarmLimit(
+            0,
+            1,
+            1,
+            by_release=False,
+            meaning="an instance goes on with an earlier version, because that of its channel does not start",
+            by_log=True,
+        ),
     ),
     Measure(
         "cost",

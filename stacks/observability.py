@@ -247,6 +247,8 @@ class ObserveStack(Stack):
             lines = [
                 measure.of(subject, prices, subject.name or fleet.fleet) for subject in self._subjects(measure, fleet)
             ]
+            if not lines:
+                continue
             axis = aws_cloudwatch.YAxisProps(label=measure.unit, min=0, show_units=False)
             title = f"{fleet.fleet}: {measure.title}"
             graphs.append(aws_cloudwatch.GraphWidget(title=title, left=lines, left_y_axis=axis, width=8))
@@ -278,7 +280,9 @@ class ObserveStack(Stack):
 
     def _subjects(self, measure: Measure, fleet: ServeHandle) -> list[Subject]:
         names = self._names[fleet.fleet]
-        if measure.scope == "fleet":
+        if measure.scope == "updates" and not fleet.follows_channel:
+            return []
+        if measure.scope in ("fleet", "updates"):
             return [Subject("", {"Project": self._project, "Fleet": fleet.fleet})]
         if measure.scope == "load balancer":
             return [Subject("", {"LoadBalancer": names.balancer})]

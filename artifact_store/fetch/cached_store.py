@@ -32,7 +32,14 @@ def range_count(whole: AssembledFile) -> int:
 
 
 def assemble(
-    whole: AssembledFile, file: Partial, blobs: Blobs, sources: Sources, cache: ReadCache | None, sent: Sent
+    whole: AssembledFile,
+    file: Partial,
+    blobs: Blobs,
+    sources: Sources,
+    cache: ReadCache | None,
+    sent: Sent,
+    *,
+    flush: bool = True,
 ) -> None:
     """Write every object at its offsets, verified, and the head last, which completes the file."""
     firsts = accumulate(map(ranges_of, whole.stored), initial=0)
@@ -56,7 +63,7 @@ def assemble(
 
     at_once(place, [(stored, stored) for stored in whole.stored])
     file.write(whole.head, 0)
-    file.finish()
+    file.finish(flush=flush)
 
 
 def _fill(file: Partial, piece: Piece, backend: Backend, sent: Sent) -> bool:
@@ -151,7 +158,13 @@ class MirroredBlobs(Blobs):
                 copy_into(descriptor, file, offset)
 
     def assemble(
-        self, whole: AssembledFile, near: Subfolder, adopt: Callable[[Path, int], bool], sent: Sent = ignore_progress
+        self,
+        whole: AssembledFile,
+        near: Subfolder,
+        adopt: Callable[[Path, int], bool],
+        sent: Sent = ignore_progress,
+        *,
+        flush: bool = True,
     ) -> None:
         """Assemble a file from blobs and pass its path and descriptor to `adopt`, which links it to its target and
         returns False if the file is gone. It is assembled in the cache, which keeps it, or else in `near`."""
@@ -160,7 +173,7 @@ class MirroredBlobs(Blobs):
             return
         folder = self._cache.partial if self._cache else near
         with partial(folder, whole.content, whole.size, range_count(whole)) as file:
-            assemble(whole, file, self, self._sources, self._cache, sent)
+            assemble(whole, file, self, self._sources, self._cache, sent, flush=flush)
             adopt(file.path, file.descriptor)
             if self._cache:
                 self._cache.local_files.keep(folder.at(file.path.name), whole, file.descriptor)

@@ -16,7 +16,7 @@ Objects are fetched concurrently. An interrupted fetch resumes from the cache an
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -31,7 +31,8 @@ from nxpipe.artifact_store.documents import Blob, Document, SafePath, parse_docu
 from nxpipe.artifact_store.errors import NotUnderstood, Refused
 from nxpipe.artifact_store.fetch.cached_store import MirroredBlobs
 from nxpipe.artifact_store.fetch.file_layout import AssembledFile, file_of, sha256_between, weights_file
-from nxpipe.artifact_store.fetch.local_files import date, stamp
+from nxpipe.artifact_store.fetch.local_files import date
+from nxpipe.artifact_store.fetch.local_files import stamp as stamp_of
 from nxpipe.artifact_store.fetch.ranges import at_once
 from nxpipe.artifact_store.manifest import Executable, File, Manifest, ServingPayload
 from nxpipe.artifact_store.weights import read_weights
@@ -73,18 +74,19 @@ class Filled:
         note = self.noted.get(path)
         if note is None or note.content != content:
             return False
-        unchanged = note.stamp and note.stamp == self._stamp(path)
+        unchanged = note.stamp and note.stamp == self.stamp(path)
         if not unchanged and not self._is_intact(path, is_right):
             return False
         self.note(path, content)
         return True
 
-    def write(self, path: str, content: str, fill: Callable[[int], None]) -> None:
+    def write(self, path: str, content: str, fill: Callable[[int], None], *, flush: bool = True) -> None:
         """Write a file atomically; `fill` writes the bytes to the descriptor of a temporary file beside it."""
         with self._temporary(path) as file:
             fill(file.descriptor)
             date(file.descriptor)
-            os.fsync(file.descriptor)
+            if flush:
+                os.fsync(file.descriptor)
             file.close()
             self._move(file.path, path)
         self.note(path, content)
@@ -111,7 +113,7 @@ class Filled:
         return True
 
     def note(self, path: str, content: str) -> None:
-        self.current[path] = Note(content=content, stamp=self._stamp(path))
+        self.current[path] = Note(content=content, stamp=self.stamp(path))
 
     @contextmanager
     def _temporary(self, path: str) -> Iterator[NewFile]:
@@ -136,13 +138,13 @@ class Filled:
                     "name another folder"
                 )
 
-    def _stamp(self, path: str) -> str:
+    def stamp(self, path: str) -> str:
         """The stamp of a file; empty if it is absent, or writable for other users and thus hashed every time."""
         try:
             status = self.files.status(path)
         except OSError:
             return ""
-        return stamp(status) if is_ours(status) else ""
+        return stamp_of(status) if is_ours(status) else ""
 
     def _copy(self, path: str, proved: int) -> bool:
         with self._temporary(path) as file:
@@ -257,10 +259,20 @@ class Fetched:
 
 
 def fetch(
-    blobs: Blobs, manifest: Manifest, folder: Path, sent: Sent = ignore_progress, programs: Programs | None = None
+    blobs: Blobs,
+    manifest: Manifest,
+    folder: Path,
+    sent: Sent = ignore_progress,
+    programs: Programs | None = None,
+    *,
+    flush: bool = True,
 ) -> Fetched:
     """Make a folder hold exactly this artifact, with one kind of its programs. A repetition is cheap, and resumes an
-    interrupted fetch."""
+    interrupted fetch.
+
+    Without `flush`, files of weights are not flushed to disk: after a power loss the folder may be complete by its
+    manifest and have other bytes. The next fetch finds out, since no note outlives a boot.
+    """
     sent = serialized(sent)
     document = manifest.to_bytes()
     digest = Blob.of(document).sha256
@@ -277,13 +289,29 @@ def fetch(
 
     at_once(place, missing.items())
     if manifest.weights:
-        written += _fetch_assembled(blobs, WEIGHTS, weights_file(manifest.weights), filled, sent)
+        written += _fetch_assembled(blobs, WEIGHTS, weights_file(manifest.weights), filled, sent, flush)
     for payload in manifest.serving:
         for file in payload.shared:
             whole = file_of(blobs.read(file.head), file.tensors)
-            written += _fetch_assembled(blobs, f"{SERVING}/{payload.name}/{file.path}", whole, filled, sent)
+            written += _fetch_assembled(blobs, f"{SERVING}/{payload.name}/{file.path}", whole, filled, sent, flush)
     filled.complete(document, digest)
     return Fetched(folder, digest, written)
+
+
+def verified(folder: Path) -> frozenset[str]:
+    """The paths of a fetched folder whose files are unchanged since a fetch verified them in this boot."""
+    filled = Filled(SafeFolder(folder), {})
+    notes = _read_notes(filled.files) or {}
+    return frozenset(path for path, note in notes.items() if note.stamp and note.stamp == filled.stamp(path))
+
+
+def note_again(folder: Path, paths: Collection[str]) -> None:
+    """Note the present stamps of verified files: a new link or another mode changes the stamp, and no byte."""
+    filled = Filled(SafeFolder(folder), {})
+    notes = dict(_read_notes(filled.files) or {})
+    for path in notes.keys() & set(paths):
+        filled.note(path, notes[path].content)
+    _write_notes(filled.files, notes | filled.current)
 
 
 def size_of(manifest: Manifest, programs: Programs | None = None) -> int:
@@ -334,16 +362,16 @@ def _is_read_by(programs: Programs, path: str) -> bool:
     return programs is Programs.EMULATOR or not path.startswith(_OF_THE_EMULATOR)
 
 
-def _fetch_assembled(blobs: Blobs, path: str, whole: AssembledFile, filled: Filled, sent: Sent) -> int:
+def _fetch_assembled(blobs: Blobs, path: str, whole: AssembledFile, filled: Filled, sent: Sent, flush: bool) -> int:
     size = sum(map(_size, whole.stored))
     if filled.has(path, whole.content, whole.is_right):
         sent(size)
         return 0
     if isinstance(blobs, MirroredBlobs):
-        blobs.assemble(whole, filled.top, lambda source, handle: filled.adopt(path, source, handle), sent)
+        blobs.assemble(whole, filled.top, lambda source, handle: filled.adopt(path, source, handle), sent, flush=flush)
         filled.note(path, whole.content)
     else:
-        filled.write(path, whole.content, lambda file: _write_assembled(blobs, whole, file, sent))
+        filled.write(path, whole.content, lambda file: _write_assembled(blobs, whole, file, sent), flush=flush)
     return size
 
 

@@ -79,12 +79,13 @@ class Partial:
         """Mark `count` ranges from `first` on as missing."""
         self.write(bytes(count), self._size + first)
 
-    def finish(self) -> None:
-        """Remove the journal and flush the file to disk."""
+    def finish(self, *, flush: bool = True) -> None:
+        """Remove the journal, and flush the file to disk."""
         with os_errors(f"write {self.path}"):
             os.ftruncate(self.descriptor, self._size)
             date(self.descriptor)
-            os.fsync(self.descriptor)
+            if flush:
+                os.fsync(self.descriptor)
 
     def close(self) -> None:
         os.close(self.descriptor)

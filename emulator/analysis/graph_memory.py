@@ -1,8 +1,9 @@
 """Graph memory: an estimate of a model's memory on a NeuronCore, from graphs without weights, and a core's capacity.
 
-Weights and states are exact. Each intermediate value counts in HBM for its whole live range, although the compiler
-keeps many in SBUF; a few layout copies are not counted. Views, and weights that are only cast when they are loaded,
-need no memory. `analysis.program_memory` measures a compiled program.
+Weights and states are exact; a weight that matmuls and other nodes read is stored twice. Each intermediate value counts
+in HBM for its whole live range, although the compiler keeps many in SBUF; a few layout copies are not counted. Views,
+and weights that are only cast when they are loaded, need no memory. `analysis.program_memory` measures a compiled
+program.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from nxpipe.emulator.hardware import CORES, Instance
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import TensorType
+from nxpipe.emulator.lower.parameters import stored_parameters
 from nxpipe.emulator.ops import (
     Binary,
     Broadcast,
@@ -101,6 +103,9 @@ def footprint(degree: int, sizes: Mapping[Graph, Size]) -> GraphMemory:
     constants = interface = activations = 0
     for graph, size in sizes.items():
         weights |= {name: size(value) for name, value in graph.parameters.items()}
+        stored = stored_parameters(graph)
+        twice = {name: value for name, value in graph.parameters.items() if len(stored[value].all) > 1}
+        weights |= {f"{name} in tiles": size(value) for name, value in twice.items()}
         state |= {name: max(state.get(name, 0), size(value)) for name, value in states(graph).items()}
         constants += sum(value.type.nbytes for value in graph.constants)
         interface = max(interface, _interface_bytes(graph))

@@ -9,7 +9,7 @@ from nxpipe.emulator.errors import OutOfMemory, TensorAllocation
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.cost import moved
 from nxpipe.emulator.isa.operands import Far
-from nxpipe.emulator.isa.program import Buffer, Program, Role, lifetimes, within
+from nxpipe.emulator.isa.program import Buffer, Program, Role, SourcePosition, lifetimes, within
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,8 @@ def writers(program: Program) -> dict[int, str]:
         for place in instruction.written():
             if isinstance(place, Far):
                 share = shares.setdefault(place.buffer, Counter())
-                share[_module(program.notes[instruction.note])] += prod(counts) * moved(place)
+                share[SourcePosition.of(program.notes[instruction.note]).module] += prod(counts) * moved(place)
     return {buffer: max(sorted(share), key=lambda name: share[name]) for buffer, share in shares.items()}
-
-
-def _module(note: str) -> str:
-    """The module path in a note; the source line if there is no module path."""
-    return note.partition(" ")[0]
 
 
 def _named(buffer: Buffer) -> str:

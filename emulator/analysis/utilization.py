@@ -13,9 +13,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from nxpipe.emulator.analysis.execution_trace import DMA, ExecutionTrace, nanoseconds, record
 from nxpipe.emulator.analysis.program_memory import ProgramMemory, footprint, writers
 from nxpipe.emulator.executable.code import write_code
-from nxpipe.emulator.hardware import CORES, CoreSpec
+from nxpipe.emulator.hardware import CORES, INSTANCES, CoreSpec
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.cost import cost, moved, share_of_dma
@@ -23,7 +24,6 @@ from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine, Instruction
 from nxpipe.emulator.isa.operands import Axis, Far, Place, Tile
 from nxpipe.emulator.isa.program import Buffer, Program, Role, within
 from nxpipe.emulator.isa.tensor import Matmul
-from nxpipe.emulator.schedule.timeline import latency_ns
 
 HBM: Final = "hbm"
 
@@ -232,7 +232,6 @@ def _at_most(buffer: Buffer, uses: Sequence[_Use], written: bool) -> int:
     return min(buffer.nbytes, sum(use.nbytes + use.by_number for use in set(uses) if use.written is written))
 
 
-DMA: Final = "dma"  # all queues together, because they share the DMA engines
 _NAMED: Final = 10
 _READ: Final = (Role.PARAMETER, Role.CONSTANT, Role.INPUT, Role.STATE)
 _WRITTEN: Final = (Role.OUTPUT, Role.STATE)
@@ -258,12 +257,15 @@ class Spill:
 class Utilisation:
     """The utilization of a program. `compulsory`: by role, the bytes that any program of the task must move, each once:
     reads of weights, constants, inputs and states, writes of outputs and states. `busy_ns`: by engine. `latency_ns`: of
-    the whole program; None if its simulation takes too long. `spills`: the largest first."""
+    the whole program, and `critical_path` its parts by resource; None if the simulation takes too long. `spills`: the
+    largest first."""
 
+    core: str
     totals: Totals
     compulsory: Mapping[Role, int]
     busy_ns: Mapping[str, float]
     latency_ns: float | None
+    critical_path: Mapping[str, float] | None
     spills: tuple[Spill, ...]
     footprint: ProgramMemory
     code: int  # bytes of code in the executable
@@ -283,6 +285,25 @@ class Utilisation:
     def bound(self) -> str | None:
         """The busiest engine; None if no engine is busy."""
         return max(self.busy_ns, key=lambda engine: self.busy_ns[engine], default=None)
+
+    @property
+    def bound_by(self) -> str | None:
+        """The resource with the largest share of the critical path."""
+        path = self.critical_path or {}
+        return max(path, key=lambda resource: path[resource], default=None)
+
+    @property
+    def floors_ns(self) -> Mapping[str, float]:
+        """The times that no program of the task undercuts: its compulsory bytes at the HBM rate of a core, and its
+        multiplications on a tensor engine that uses every row and column."""
+        hbm = sum(self.compulsory.values()) / hbm_gb_s(self.core)
+        return {HBM: hbm, "tensor": self.totals.ideal_cycles / CORES[self.core].tensor_ghz}
+
+    @property
+    def over_floor(self) -> float | None:
+        """The predicted time as a multiple of the larger floor."""
+        floor = max(self.floors_ns.values())
+        return self.latency_ns / floor if self.latency_ns and floor else None
 
     @property
     def spilled(self) -> int:
@@ -314,7 +335,11 @@ class Utilisation:
             "time": {
                 "bound_by": self.bound,
                 "busy_ns": {engine: round(ns, 1) for engine, ns in sorted(self.busy_ns.items())},
+                "critical_path_ns": {name: round(ns, 1) for name, ns in sorted((self.critical_path or {}).items())},
+                "floors_ns": {name: round(ns, 1) for name, ns in sorted(self.floors_ns.items())},
                 "latency_ns": None if self.latency_ns is None else round(self.latency_ns, 1),
+                "limited_by": self.bound_by,
+                "over_floor": _rounded(self.over_floor),
             },
         }
 
@@ -326,11 +351,18 @@ class Utilisation:
         parts.append(f"{_size(self.spilled)} of it spilled and read back")
         if self.totals.utilisation is not None:
             parts.append(f"the tensor engine {self.totals.utilisation:.0%} used while busy")
-        if self.latency_ns:
-            parts.append(f"{self.latency_ns / 1e6:.2f} ms predicted")
-        if self.bound is not None:
-            parts.append(f"bound by {self.bound} at {self.busy_ns[self.bound] / 1e6:.2f} ms")
-        return "; ".join(parts)
+        return "; ".join([*parts, *self._timing()])
+
+    def _timing(self) -> Iterator[str]:
+        """The predicted time, what bounds it, and its distance from the floor."""
+        if self.latency_ns and self.critical_path and self.bound_by:
+            share = self.critical_path[self.bound_by] / self.latency_ns
+            predicted = f"this program: {self.latency_ns / 1e6:.2f} ms predicted"
+            yield f"{predicted}, bound by {self.bound_by} for {share:.0%} of it"
+            if self.over_floor:
+                yield f"{self.over_floor:.1f} x its floor"
+        elif self.bound is not None:
+            yield f"bound by {self.bound} at {self.busy_ns[self.bound] / 1e6:.2f} ms"
 
     def _instructions(self) -> dict[str, object]:
         """Counts by engine (each DMA queue separately) and kind of instruction."""
@@ -350,13 +382,22 @@ class Utilisation:
         }
 
 
-def utilisation(program: Program) -> Utilisation:
-    total = totals(program)
+def hbm_gb_s(core: str) -> float:
+    """The share of a core in the HBM rate of its chip; of the fastest instance type with such cores."""
+    return max(each.device_memory_gb_s / each.cores for each in INSTANCES.values() if each.core == core)
+
+
+def utilisation(program: Program, trace: ExecutionTrace | None = None) -> Utilisation:
+    """The utilization of a legal program; `trace` is its execution trace, if it has been recorded."""
+    total, trace = totals(program), trace or record(program)
+    path = {name: nanoseconds(ps) for name, ps in trace.path_by_resource.items()} if trace else None
     return Utilisation(
+        core=program.core,
         totals=total,
         compulsory=_compulsory(program),
         busy_ns=busy(total),
-        latency_ns=latency_ns(program),
+        latency_ns=nanoseconds(trace.latency_ps) if trace else None,
+        critical_path=path,
         spills=_spills(program),
         footprint=footprint(program),
         code=len(write_code(program.body)),

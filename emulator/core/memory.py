@@ -21,7 +21,7 @@ from nxpipe.emulator.errors import ExecutionError, MissingTensor, WrongTensor
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.operands import Memory, Tile
-from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
+from nxpipe.emulator.isa.program import TILE_ROWS, Buffer, Loop, Program, Role, Step
 from nxpipe.emulator.isa.text import labelled
 from nxpipe.emulator.numerics import Array
 
@@ -192,16 +192,38 @@ def put(storage: Storage, buffer: Buffer, index: int, array: Array) -> None:
     name, array = buffer.names[index], np.asarray(array)
     _require_fit(name, buffer, array)
     bits = _as_bits(name, buffer, array.transpose(buffer.order) if buffer.order else array)
-    storage.cells[index * _size(buffer) : (index + 1) * _size(buffer)].view(bits.dtype).reshape(bits.shape)[...] = bits
+    cells = storage.cells[index * _size(buffer) : (index + 1) * _size(buffer)].view(bits.dtype)
+    for part, span in _parts(cells, buffer):
+        part[...] = bits[span].reshape(part.shape)
     if storage.loaded is not None:
         storage.loaded[index] = True
 
 
 def get(storage: Storage, buffer: Buffer, index: int) -> Array:
     """A copy of one tensor of a buffer; floats of any type as float32."""
-    bits = storage.cells[index * _size(buffer) : (index + 1) * _size(buffer)].copy()
-    numbers = decode(bits.view(raw(buffer.dtype)).reshape(buffer.shape), buffer.dtype)
+    cells = storage.cells[index * _size(buffer) : (index + 1) * _size(buffer)].view(raw(buffer.dtype))
+    bits = np.empty(buffer.shape, cells.dtype)
+    for part, span in _parts(cells, buffer):
+        bits[span] = part.reshape(bits[span].shape)
+    numbers = decode(bits, buffer.dtype)
     return numbers.transpose(np.argsort(buffer.order)) if buffer.order else numbers
+
+
+def _parts(cells: Array, buffer: Buffer) -> Iterator[tuple[Array, tuple[slice, ...]]]:
+    """The parts in which a tensor is stored: a view of the cells of each, and the span of the tensor that it holds. The
+    span's elements, in order, have the shape of the view; `Buffer` describes tiles."""
+    if not buffer.tile:
+        yield cells.reshape(buffer.shape), ()
+        return
+    rows, columns = buffer.shape
+    chunks, tiles = rows // TILE_ROWS, columns // buffer.tile
+    folded, wide = chunks * TILE_ROWS, tiles * buffer.tile
+    lanes = cells[: folded * columns].reshape(TILE_ROWS, chunks * columns)
+    in_tiles = lanes[:, : chunks * wide].reshape(TILE_ROWS, tiles, chunks, buffer.tile)
+    yield in_tiles.transpose(2, 0, 1, 3), (slice(folded), slice(wide))
+    last = lanes[:, chunks * wide :].reshape(TILE_ROWS, chunks, columns - wide)
+    yield last.transpose(1, 0, 2), (slice(folded), slice(wide, None))
+    yield cells[folded * columns :].reshape(rows - folded, columns), (slice(folded, None), slice(None))
 
 
 def _size(buffer: Buffer) -> int:
@@ -210,12 +232,9 @@ def _size(buffer: Buffer) -> int:
 
 
 def _require_fit(name: str, buffer: Buffer, array: Array) -> None:
-    shape = [0] * len(buffer.shape)
-    for stored_axis, host_axis in enumerate(buffer.order or range(len(shape))):
-        shape[host_axis] = buffer.shape[stored_axis]
     floats = array.dtype.kind not in "biu"
-    if array.shape != tuple(shape) or floats != buffer.dtype.is_float:
-        declared = str(TensorType(tuple(shape), buffer.dtype))
+    if array.shape != buffer.host_shape or floats != buffer.dtype.is_float:
+        declared = str(TensorType(buffer.host_shape, buffer.dtype))
         raise WrongTensor(buffer.role, name, declared, f"{array.dtype}{list(array.shape)}")
 
 

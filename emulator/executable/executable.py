@@ -37,7 +37,7 @@ from nxpipe.emulator.isa.program import Program, Role, counted, instructions
 from nxpipe.emulator.passes.shard import Sharding
 
 MAGIC: Final = b"\x89NXE\r\n\x1a\n"
-VERSION: Final = 2
+VERSION: Final = 3
 LONGEST_FILE: Final = 32 << 20  # bytes
 _HEAD: Final = struct.Struct("<8sII")
 _ROW: Final = struct.Struct("<IQQ32s")

@@ -82,6 +82,7 @@ def write_buffers(core: str, ranks: int, buffers: Sequence[Buffer]) -> bytes:
         out.number(buffer.address)
         _write_numbers(out, buffer.shape)
         _write_numbers(out, buffer.order)
+        out.number(buffer.tile)
         out.number(len(buffer.names))
         for name in buffer.names:
             out.text(name)
@@ -102,13 +103,15 @@ def read_buffers(source: Reader) -> tuple[str, int, tuple[Buffer, ...]]:
 
 def _read_buffer(source: Reader, words: WordReader) -> Buffer:
     role, dtype, address = words.word(Role), words.word(DType), source.number()
-    shape, order = _read_shape(source, dtype), _read_numbers(source)
+    shape, order, tile = _read_shape(source, dtype), _read_numbers(source), source.number()
     if order and sorted(order) != list(range(len(shape))):
         raise source.fault(f"{order} is not a permutation of {len(shape)} axes")
+    if tile and (role is not Role.PARAMETER or len(shape) != 2):
+        raise source.fault(f"a {role} of {len(shape)} axes is in tiles, and only a parameter that is a matrix can be")
     names = tuple(source.text() for _ in range(source.count("names", MOST_TENSORS)))
     if not names:
         raise source.fault("a buffer holds no tensor")
-    return Buffer(role, names, dtype, shape, order, address)
+    return Buffer(role, names, dtype, shape, order, address, tile)
 
 
 def write_divisions(divisions: Mapping[int, Sharding]) -> bytes:

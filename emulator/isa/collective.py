@@ -1,9 +1,14 @@
-"""Collectives: exchanges among the ranks of one program. DMA engines execute them, at the cost of a DMA."""
+"""Collectives: exchanges among the ranks of one program. DMA engines execute them, at the cost of a DMA, and over the
+links between the chips of an instance.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import ClassVar, Final
 
+from nxpipe.emulator.hardware import CORES
+from nxpipe.emulator.hardware.instance import INSTANCES, Instance
 from nxpipe.emulator.isa.constraints import (
     InstructionContext,
     Rule,
@@ -14,7 +19,7 @@ from nxpipe.emulator.isa.constraints import (
     same_type,
     unequal,
 )
-from nxpipe.emulator.isa.cost import is_dense
+from nxpipe.emulator.isa.cost import START_NS, is_dense, transfer_bytes
 from nxpipe.emulator.isa.instruction import Alu, Engine, Instruction
 from nxpipe.emulator.isa.operands import Far, Place, Tile
 
@@ -78,3 +83,64 @@ def _exchanged(long: tuple[str, Place], short: tuple[str, Place], times: int) ->
     for name, place in (long, short):
         if (isinstance(place, Far) and place.rows) or not is_dense(place.axes):
             yield Violation(Rule.SHAPE, f"{name} is not contiguous", "exchange contiguous elements")
+
+
+# Each exchange within one chip, measured (kiln, docs/neuron-notes.md): 12 all-reduces of 32 KB add 0.31 ms on trn1, and
+# 0.175 ms to a single one on trn2. Trn3 is not measured: it has Trn2's figure.
+_ON_CHIP_NS: Final = {"v2": 26_000.0, "v3": 16_000.0, "v4": 16_000.0}
+# All-reduce of 1 GB between the two cores of a chip in 18.93 ms (documented sample of nccom-test), of 272 GB/s.
+_ON_CHIP_SHARE: Final = 52.8 / 272
+_LINKS: Final = {"single": 1, "ring": 2, "torus2d_4x4": 4, "switched": 4}  # of a chip
+_GIB: Final = 1.073741824
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The time until the last rank has received the first byte, and the time that the bytes take; in ns."""
+
+    start: float
+    takes: float
+
+
+def exchange(instruction: Instruction, ranks: int, instance: Instance) -> Exchange:
+    """The time of a collective of ranks on neighbouring cores. Every hop between chips starts a DMA; bytes go around a
+    ring of chips over one link of each. An all-reduce is a reduce-scatter and an all-gather."""
+    rounds = 2 if isinstance(instruction, CollectiveAllReduce) else 1
+    chips, cores = ceil(ranks / instance.cores_per_chip), min(ranks, instance.cores_per_chip)
+    sent = rounds * transfer_bytes(instruction)
+    takes = sent * (cores - 1) / cores / near_gb_s(instance)
+    if chips == 1:
+        return Exchange(_ON_CHIP_NS[instance.core], takes)
+    takes = max(takes, sent * (chips - 1) / chips / link_gb_s(instance))
+    return Exchange(rounds * START_NS * (_hops(instance, chips) + min(cores - 1, 1)), takes)
+
+
+def near_gb_s(instance: Instance) -> float:
+    """Between the cores of a chip, in proportion to the rate of their DMA engines."""
+    core = CORES[instance.core]
+    return _ON_CHIP_SHARE * core.dma_engines * core.dma_engine_peak_gb_s
+
+
+def link_gb_s(instance: Instance) -> float:
+    """One link of a chip."""
+    of_chip = instance.neuronlink_per_chip
+    if of_chip is None:
+        return near_gb_s(instance)
+    return of_chip.figure * (_GIB if of_chip.unit == "GiB/s" else 1.0) / _LINKS[instance.topology]
+
+
+def _hops(instance: Instance, chips: int) -> int:
+    """Links between the two chips that are farthest from each other; both ways around are used."""
+    match instance.topology:
+        case "torus2d_4x4":
+            return min(chips, 4) // 2 + ceil(chips / 4) // 2
+        case "ring":
+            return chips // 2
+        case _:
+            return 1
+
+
+def instance_for(core: str, ranks: int) -> Instance:
+    """The first instance type with enough cores of a generation; the largest if none has."""
+    machines = [each for each in INSTANCES.values() if each.core == core]
+    return next((each for each in machines if each.cores >= ranks), machines[-1])

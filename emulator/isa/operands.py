@@ -4,7 +4,7 @@ An access pattern is an offset and up to four axes, each with a size and a strid
 partition is the first axis and has no stride: neighbouring lanes access neighbouring partitions with the same pattern.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
 
@@ -25,7 +25,10 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """An operand in SBUF or PSUM: `partitions` lanes from `start` on; in each lane, the elements from `offset` on."""
+    """An operand in SBUF or PSUM: `partitions` lanes from `start` on; in each lane, the elements from `offset` on.
+
+    `allocation` is the number of the allocation that contains it, for the compiler only: it is neither stored nor
+    compared; 0 is unknown."""
 
     memory: Memory
     dtype: DType
@@ -33,6 +36,7 @@ class Tile:
     partitions: int
     offset: Affine  # bytes from the beginning of the partition
     axes: tuple[Axis, ...]
+    allocation: int = field(default=0, compare=False, repr=False)
 
     @property
     def elements(self) -> int:

@@ -4,6 +4,7 @@ The analyses at the end traverse a program without executing its loops: instruct
 program order, the lifetimes of buffers.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from nxpipe.emulator.isa.affine import Affine, index
 from nxpipe.emulator.isa.instruction import Engine, Instruction
 from nxpipe.emulator.isa.operands import Far
 
+TILE_ROWS: Final = 128  # rows of a tile of a parameter: one for each partition of SBUF
 RANK: Final = "own rank"  # the input with a rank's own number, in programs that read it
 
 
@@ -33,8 +35,10 @@ class Buffer:
     """Tensors of one type in HBM, row-major and consecutive. The same weight of all layers is one buffer, so that the
     loop over layers addresses each tensor by its index. `address` is that of the first tensor.
 
-    A parameter may have its axes in another `order` than in the checkpoint; `shape` is the shape in HBM. The host
-    transposes the parameter once, when the program is loaded."""
+    A parameter may have its axes in another `order` than in the checkpoint; `shape` is the shape in HBM. The elements
+    of a matrix may also be in tiles of `tile` columns (0: row-major). The rows up to the last multiple of 128 are then
+    stored partition by partition: partition p has, tile after tile, the tile's columns of rows p, 128 + p, 256 + p, and
+    so on. The remaining rows follow, row-major. The host arranges a parameter once, when the program is loaded."""
 
     role: Role
     names: tuple[str, ...]  # a constant has its digest, a scratch buffer its purpose
@@ -42,6 +46,13 @@ class Buffer:
     shape: tuple[int, ...]
     order: tuple[int, ...] = ()  # for each axis of `shape`, the axis of the named tensor; empty: unchanged
     address: int = 0
+    tile: int = 0
+
+    @property
+    def host_shape(self) -> tuple[int, ...]:
+        """The shape of one tensor with its axes in the host's order."""
+        sizes = dict(zip(self.order or range(len(self.shape)), self.shape, strict=True))
+        return tuple(sizes[axis] for axis in range(len(self.shape)))
 
     @property
     def elements(self) -> int:
@@ -62,6 +73,31 @@ class Loop:
 
 
 Step = Instruction | Loop
+
+
+_NOTE: Final = re.compile(r"(.*?) ?\((\w+)\)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePosition:
+    """What a note says: the module path (the source line if there is none), the source line, and the operator."""
+
+    module: str
+    source: str
+    operator: str
+
+    @classmethod
+    def of(cls, note: str) -> "SourcePosition":
+        """The position in a note; those of older programs have no operator."""
+        noted = _NOTE.fullmatch(note)
+        origin, operator = noted.groups() if noted else (note, "")
+        module, _, source = origin.partition(" ")
+        return cls(module, source, operator)
+
+
+def note_of(origin: str, operator: str) -> str:
+    """The note of a node: its module path and source line, and its operator in parentheses."""
+    return f"{origin} ({operator})".lstrip()
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,8 @@ def _buffer(buffer: Buffer, label: str) -> str:
     line = f"{buffer.role} {label}: {buffer.dtype.short}[{shape}] at {buffer.address}"
     if buffer.order:
         line += f" order [{','.join(map(str, buffer.order))}]"
+    if buffer.tile:
+        line += f" tile {buffer.tile}"
     if buffer.names == (label,):
         return line
     series = _series(buffer.names)

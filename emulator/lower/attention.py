@@ -5,7 +5,7 @@ those of a separate softmax. Otherwise the keys are streamed three times in piec
 for the product with the values. Each pass recomputes the scores, which costs less than a round trip through HBM.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
@@ -17,17 +17,17 @@ from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Memory, Tile
 from nxpipe.emulator.isa.tensor import Matmul
 from nxpipe.emulator.isa.vector import TensorCopy
-from nxpipe.emulator.lower.attention_scores import LOWEST, MaskedKeys, Scores
+from nxpipe.emulator.lower.attention_few_rows import FewRowsTiling, FewRowsViews, write_few_rows
+from nxpipe.emulator.lower.attention_scores import LOWEST, MaskedKeys, Scores, is_matched, load_mask
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.matmul.linear import batch_loop
 from nxpipe.emulator.lower.matmul.tiling import BANK
 from nxpipe.emulator.lower.tiles import fill
-from nxpipe.emulator.lower.transpose import chunks_of, each_chunk, transpose_block, transpose_heads, transpose_type
+from nxpipe.emulator.lower.transpose import chunks_of, each_chunk, transpose_heads, transpose_parts, transpose_type
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import Attention
 
-_FULL = (DType.FLOAT32, DType.TFLOAT32)
 _LONG_RUN = 4096  # bytes: heads are loaded together up to this run length, because short runs make DMA slow
 
 
@@ -69,9 +69,10 @@ class AttentionTiling:
     heads: int  # key heads in SBUF at a time
     piece: int  # keys in SBUF at a time
     buffers: int  # of scores and probabilities: 2 is double buffering
+    loads: int = 1  # buffers of keys and values
 
     def __str__(self) -> str:
-        return f"{self.heads} key heads, {self.piece} keys, {self.buffers} score buffers"
+        return f"{self.heads} key heads, {self.piece} keys, {self.buffers} score buffers, {self.loads} key buffers"
 
     @staticmethod
     def of(k: Kernel, op: Attention, views: Sequence[View], mask: View | None) -> "AttentionTiling":
@@ -81,16 +82,12 @@ class AttentionTiling:
         free = k.free_bytes(Memory.SBUF)
         for buffers in (2, 1):
             for heads in range(max_heads, 0, -1):
-                if sizes.nbytes(heads, keys.shape[1], buffers) <= free:
-                    return AttentionTiling(heads, keys.shape[1], buffers)
+                for loads in (2, 1):
+                    if sizes.nbytes(heads, keys.shape[1], buffers, loads) <= free // (2 if loads > 1 else 1):
+                        return AttentionTiling(heads, keys.shape[1], buffers, loads)
         pieces = range(keys.shape[1] // PARTITIONS * PARTITIONS, PARTITIONS, -PARTITIONS)
         fitting = (piece for piece in pieces if sizes.nbytes(1, piece, 1, loads=2) <= free)
-        return AttentionTiling(1, next(fitting, PARTITIONS), 1)
-
-
-def is_matched(op: Attention, values: DType) -> bool:
-    """True if probabilities and values can be multiplied in their own types; otherwise both are float32."""
-    return (op.probabilities in _FULL) == (values in _FULL)
+        return AttentionTiling(1, next(fitting, PARTITIONS), 1, 2)
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,7 @@ class _AttentionCosts:
 
     def nbytes(self, heads: int, piece: int, buffers: int, loads: int = 1) -> int:
         """Bytes per partition, with keys and values in `loads` buffers."""
-        return loads * self._keys(heads, piece) + self._queries(heads) + buffers * self._scores(piece) + 4096
+        return loads * self._keys(heads, piece) + self._queries(heads) + self._scores(heads, piece, buffers) + 4096
 
     def _keys(self, heads: int, piece: int) -> int:
         elements, width = self.keys.shape[-1], self.values.shape[-1]
@@ -120,18 +117,25 @@ class _AttentionCosts:
         transposed = chunks_of(elements) * query_heads * PARTITIONS * self.q.dtype.itemsize
         return 2 * (loaded + transposed + query_heads * self.out.shape[-1] * self.out.dtype.itemsize)
 
-    def _scores(self, piece: int) -> int:
+    def _scores(self, heads: int, piece: int, buffers: int) -> int:
         size, transposed = self.op.probabilities.itemsize, transpose_type(self.op.probabilities).itemsize
         columns = 4 if not is_matched(self.op, self.values.dtype) else size
-        by_key = (
-            4
-            + size
-            + (transposed if transposed != size else 0)
-            + columns
-            + 2 * (self.mask.dtype.itemsize if self.mask else 0)
-        )
-        return (piece + PARTITIONS) * by_key
+        mask = 2 * (self.mask.dtype.itemsize if self.mask else 0)
+        by_key = 4 + size + (transposed if transposed != size else 0) + mask
+        if piece > BANK:
+            return buffers * (piece + PARTITIONS) * (by_key + columns)
+        together = heads_together(piece, self.values.shape[-1], heads)
+        return _PIPELINED * (BANK * (4 + by_key) + max(2 * BANK, together * PARTITIONS) * columns)
 
+
+def heads_together(keys: int, width: int, heads: int) -> int:
+    """The number of heads, evenly divided, whose scores of a row fit a PSUM bank, as do their results: their softmax
+    has one instruction for each step."""
+    most = max(min(BANK // max(keys, width), heads), 1)
+    return -(-heads // -(-heads // most))
+
+
+_PIPELINED: Final = 4  # groups of heads in a software pipeline
 
 # Causal attention cuts the query rows into this many groups. A group computes scores only for the keys that its last
 # row sees, which skips nearly half of the score matrix.
@@ -155,11 +159,37 @@ def _attention(low: Lowering, node: Node, op: Attention) -> None:
         fill(low.k, home, 0.0)
         return
     axes, views = split_heads(q, k, v, mask, home)
+    if _write_few_rows(low.k, op, causal, axes, views):
+        return
     present = [view for view in views if view is not None]
     for _, batch_views in batch_loop(low.k, present, axes):
         tiling = AttentionTiling.of(low.k, op, batch_views[:4], batch_views[4] if mask else None)
         low.k.tilings.append(tiling)
         _Attention(low.k, op, causal, tiling, *batch_views).write()
+
+
+def _write_few_rows(
+    k: Kernel, op: Attention, causal: bool, axes: int, views: tuple[View, View, View, View, View | None]
+) -> bool:
+    """Write the attention with the keys on the partitions; False if another form is better, or necessary."""
+    if causal:
+        return False
+    present = [view for view in views if view is not None]
+    if not axes:
+        present, axes = [replace(view, shape=(1, *view.shape), strides=(0, *view.strides)) for view in present], 1
+    first = present
+    for _ in range(axes - 1):
+        first = [view.pick(0, 0) for view in first]
+    few = FewRowsViews.of(first)
+    tiling = FewRowsTiling.of(k, op, few) if few else None
+    if tiling is None:
+        return False
+    k.tilings.append(tiling)
+    for _, batch_views in batch_loop(k, present, axes - 1):
+        few = FewRowsViews.of(batch_views)
+        assert few is not None  # its shapes and strides are those of the first one
+        write_few_rows(k, op, tiling, few)
+    return True
 
 
 @dataclass(frozen=True)
@@ -190,19 +220,19 @@ class _Attention:
 
     def load(self, heads: Span, piece: Span) -> tuple[Block, Block]:
         """Load keys as [128 elements, chunks, heads, keys] and values as [128 keys, chunks, heads, elements]."""
-        buffers = 1 if piece[1] == self.keys.shape[1] else 2
-        return self._keys(heads, piece, buffers), self._values(heads, piece, buffers)
+        return self._keys(heads, piece), self._values(heads, piece)
 
-    def _keys(self, heads: Span, piece: Span, buffers: int) -> Block:
+    def _keys(self, heads: Span, piece: Span) -> Block:
         k, elements = self.k, self.keys.shape[-1]
-        block = k.tile(self.keys.dtype, PARTITIONS, max(chunks_of(elements), 1), heads[1], piece[1], buffers=buffers)
-        transpose_heads(k, block, self.keys.cut(heads, piece))
+        shape = (max(chunks_of(elements), 1), heads[1], piece[1])
+        block = k.tile(self.keys.dtype, PARTITIONS, *shape, buffers=self.tiling.loads)
+        transpose_heads(k, block, self.keys.cut(heads, piece), engine=Engine.SCALAR)
         return block
 
-    def _values(self, heads: Span, piece: Span, buffers: int) -> Block:
+    def _values(self, heads: Span, piece: Span) -> Block:
         k, width = self.k, self.values.shape[-1]
         dtype = self.values.dtype if is_matched(self.op, self.values.dtype) else DType.FLOAT32
-        block = k.tile(dtype, PARTITIONS, chunks_of(piece[1]), heads[1], width, buffers=buffers)
+        block = k.tile(dtype, PARTITIONS, chunks_of(piece[1]), heads[1], width, buffers=self.tiling.loads)
         source = self.values.cut(heads, piece).transposed((1, 0, 2))
         for chunk, depth in each_chunk(k, piece[1]):
             k.copy(block.cut(depth, (chunk, 1)), source.cut((chunk * PARTITIONS, depth)).far())
@@ -240,35 +270,74 @@ class _Block:
         elements, width = whole.q.shape[-1], whole.values.shape[-1]
         columns = k.tile(whole.q.dtype, PARTITIONS, max(chunks_of(elements), 1), heads * query_heads, count, buffers=2)
         rows = whole.q.cut(self.heads, (0, query_heads), self.rows)
-        for query in range(query_heads):
-            transpose_heads(k, columns, rows.pick(1, query), query * heads)
+        engine = Engine.SCALAR if self._masks_on_vector else Engine.VECTOR
+        with k.loop(query_heads) as query:
+            transpose_heads(k, columns, rows.pick(1, query), query * heads, engine)
         out_tile = k.tile(whole.out.dtype, count, heads * query_heads, width, buffers=2)
         mask_view = None if self.masked_keys else whole.mask
         shared_mask = self._shared_mask(mask_view) if mask_view and self.resident else None
-        for query in range(query_heads):
-            with k.loop(heads) as head, k.scope():
-                query_head = head + query * heads
-                mask = None if mask_view is None else mask_view.pick(1, query).pick(0, self.heads[0] + head)
-                place = out_tile.cut(count, (query_head, 1))
-                scores = self._scores(columns, mask, shared_mask, head, query_head)
-                _Rows(self, scores).write(place)
-        for query in range(query_heads):
+
+        def rows_of(query: Affine, head: Affine, together: int) -> _Rows:
+            mask = None if mask_view is None else mask_view.pick(1, query).cut((head + self.heads[0], together))
+            scores = self._scores(columns, mask, shared_mask, (head, together), query * heads + head)
+            return _Rows(self, scores, out_tile.cut(count, (query * heads + head, together)))
+
+        together = heads_together(self.extent, width, heads) if self.resident else 1
+        if heads == together:
+            self._write_all(query_heads, lambda query: rows_of(query, Affine(), heads))
+        else:
+            full, remainder = divmod(heads, together)
+            with k.loop(query_heads) as query:
+                self._write_all(full, lambda number: rows_of(query, number * together, together))
+                if remainder:
+                    self._write_all(1, lambda _: rows_of(query, Affine(full * together), remainder))
+        with k.loop(query_heads) as query:
             home = whole.out.cut(self.heads, (query, 1), self.rows).pick(1, 0)
             k.copy(home.transposed((1, 0, 2)).far(), out_tile.cut(count, (query * heads, heads)))
 
+    def _write_all(self, count: int, rows_of: Callable[[Affine], "_Rows"]) -> None:
+        """Write groups of rows, several at a time."""
+        k = self.k
+        most = _PIPELINED if self.extent <= BANK else self.whole.tiling.buffers
+        together = -(-count // -(-count // most))
+        for first, groups in k.spans(count, together if self.resident else 1):
+            with k.scope():
+                if self.resident:
+                    self._write_pipelined([rows_of(first + number) for number in range(groups)])
+                else:
+                    rows_of(first).write_in_pieces()
+
+    def _write_pipelined(self, groups: Sequence["_Rows"]) -> None:
+        """Write groups of rows in a software pipeline. An engine runs its instructions in program order; it would be
+        idle if those of one group, which wait for each other, came before all of the next."""
+        k = self.k
+        sums, transposed, products = (k.tile(DType.FLOAT32, PARTITIONS, 2, BANK, memory=Memory.PSUM) for _ in range(3))
+        banks = [tuple(_bank(block, number) for block in (sums, transposed, products)) for number in range(2)]
+        for step in range(len(groups) + 3):
+            for stage, lag in ((_Rows.start, 0), (_Rows.exponentiate, 1), (_Rows.multiply, 3), (_Rows.normalise, 2)):
+                if 0 <= step - lag < len(groups):
+                    stage(groups[step - lag], *banks[(step - lag) % 2])
+
+    @property
+    def _masks_on_vector(self) -> bool:
+        """True if the vector engine masks the scores; the scalar engine then copies the transposed queries."""
+        return self.whole.mask is not None and self.masked_keys is None
+
     def _scores(
-        self, columns: Block, mask: View | None, shared_mask: Block | None, head: Affine, query: Affine
+        self, columns: Block, mask: View | None, shared_mask: Block | None, heads: tuple[Affine, int], query: Affine
     ) -> Scores:
         whole = self.whole
         return Scores(
             k=self.k,
             op=whole.op,
             causal=whole.causal,
-            buffers=whole.tiling.buffers,
+            buffers=1 if self.resident else whole.tiling.buffers,
             queries=columns,
             elements=whole.q.shape[-1],
             query=query,
-            head=head,
+            head=heads[0],
+            heads=heads[1],
+            in_bank=self.resident is not None and heads[1] * self.extent <= BANK,
             rows=self.rows,
             visible_keys=self.visible_keys,
             masked_keys=self.masked_keys,
@@ -277,20 +346,29 @@ class _Block:
         )
 
     def _shared_mask(self, mask: View) -> Block | None:
-        """The mask rows, loaded once if all heads share them; otherwise None."""
+        """The mask rows [rows, 1, keys], loaded once if all heads share them; otherwise None."""
         if any(mask.strides[:2]):
             return None
-        block = self.k.tile(mask.dtype, self.rows[1], self.extent, buffers=2)
-        self.k.copy(block.whole, mask.pick(0, 0).pick(0, 0).cut(self.rows, (0, self.extent)).far())
-        return block
+        return load_mask(self.k, mask.pick(1, 0).cut((0, 1), self.rows, (0, self.extent)))
 
 
-@dataclass(frozen=True)
+def _bank(block: Block, number: int) -> Block:
+    """One of the banks of a tile in PSUM."""
+    return replace(block, shape=block.shape[1:], offset=block.offset + number * BANK * block.dtype.itemsize)
+
+
+@dataclass
 class _Rows:
-    """The query rows of one head."""
+    """The query rows of several heads, in stages that follow one another. Each has banks of PSUM for scores, transposed
+    probabilities and results."""
 
     block: _Block
     scores: Scores
+    place: Tile  # of the result
+    _scored: Block | None = None
+    _exponentials: Block | None = None
+    _total: Block | None = None
+    _columns: Block | None = None
 
     @property
     def k(self) -> Kernel:
@@ -300,34 +378,52 @@ class _Rows:
     def count(self) -> int:
         return self.block.rows[1]
 
-    def write(self, dst: Tile) -> None:
-        if self.block.resident is not None:
-            self._write_in_one_pass(dst, *self.block.resident)
+    @property
+    def piece(self) -> tuple[int, int]:
+        return (0, self.block.extent)
+
+    def start(self, bank: Block, *_: Block) -> None:
+        assert self.block.resident is not None
+        heads, extent = self.scores.heads, self.block.extent
+        if self.scores.in_bank:
+            self._scored = replace(bank, partitions=self.count, shape=(heads, extent))
         else:
-            self._write_in_pieces(dst)
+            self._scored = self.k.tile(DType.FLOAT32, self.count, heads, extent)
+        self.scores.start(self._scored, self.block.resident[0], self.piece)
 
-    def _write_in_one_pass(self, dst: Tile, keys: Block, values: Block) -> None:
-        piece = (0, self.block.extent)
-        scores = self.scores.compute(keys, piece)
-        negative = self.scores.negative(self.scores.highest(scores))
-        total = self.scores.column()
-        self.scores.exponentials(scores, negative, total)
-        probabilities = self.scores.probabilities(scores, self.scores.inverse(total))
+    def exponentiate(self, *_: Block) -> None:
+        assert self._scored is not None
+        scores = self.scores.masked(self._scored, self.piece)
+        negative = self.scores.negative(self.scores.highest(scores), scores.scale)
+        self._total = self.scores.column()
+        self._exponentials = self.scores.exponentials(scores, negative, self._total)
+
+    def normalise(self, _: Block, bank: Block, *__: Block) -> None:
+        assert self._exponentials is not None
+        assert self._total is not None
+        probabilities = self.scores.probabilities(self._exponentials, self.scores.inverse(self._total))
+        self._columns = self._transposed(probabilities, self.block.extent, bank if self.scores.in_bank else None)
+
+    def multiply(self, _: Block, __: Block, bank: Block) -> None:
+        assert self.block.resident is not None
+        assert self._columns is not None
+        width = self.block.whole.values.shape[-1]
         with self.k.scope():
-            sums = self._sums()
-            self._multiply(sums, probabilities, values, Affine(), self.block.extent)
-            self._copy_from_psum(dst, sums)
+            in_bank = self.scores.heads * width <= BANK
+            sums = replace(bank, partitions=self.count, shape=(self.scores.heads, width)) if in_bank else self._sums()
+            self._multiply(sums, self._columns, self.block.resident[1], Affine(), self.block.extent)
+            self._copy_from_psum(self.place, sums)
 
-    def _write_in_pieces(self, dst: Tile) -> None:
+    def write_in_pieces(self) -> None:
         k, step = self.k, self.block.whole.tiling.piece
         highest, total = self.scores.column(), self.scores.column()
-        self.scores.memset(highest, LOWEST)
+        self.scores.memset(highest.whole, LOWEST)
         for piece in k.spans(self.block.extent, step):
             with k.scope():
                 piece_highest = self.scores.highest(self.scores.compute(self._load(piece)[0], piece))
                 self.scores.combine(highest, highest, Alu.MAXIMUM, piece_highest)
-        negative = self.scores.negative(highest)
-        self.scores.memset(total, 0.0)
+        negative = self.scores.negative(highest, 1.0)
+        self.scores.memset(total.whole, 0.0)
         for piece in k.spans(self.block.extent, step):
             with k.scope():
                 scores, piece_total = self.scores.compute(self._load(piece)[0], piece), self.scores.column()
@@ -340,49 +436,52 @@ class _Rows:
                 with k.scope():
                     keys, values = self._load((start, size))
                     scores = self.scores.compute(keys, (start, size))
-                    self.scores.exponentials(scores, negative, None)
-                    self._multiply(sums, self.scores.probabilities(scores, inverse), values, start, size)
-            self._copy_from_psum(dst, sums)
+                    exponentials = self.scores.exponentials(scores, negative, None)
+                    columns = self._transposed(self.scores.probabilities(exponentials, inverse), size, None)
+                    self._multiply(sums, columns, values, start, size)
+            self._copy_from_psum(self.place, sums)
 
     def _load(self, piece: Span) -> tuple[Block, Block]:
         return self.block.whole.load(self.block.heads, piece)
 
     def _sums(self) -> Block:
+        """Sums [rows, heads, elements], or of a single head [rows, banks, 512 elements] if they need several banks."""
         width = self.block.whole.values.shape[-1]
-        banks = -(-width // BANK)
-        return self.k.psum(self.count, banks, BANK, buffers=2 if banks == 1 else 1)
+        if width <= BANK:
+            return self.k.psum(self.count, self.scores.heads, width)
+        return self.k.psum(self.count, -(-width // BANK), BANK, buffers=1)
 
-    def _multiply(self, sums: Block, probabilities: Block, values: Block, start: Affine, size: int) -> None:
-        k, attention = self.k, self.block.whole
-        dtype = attention.op.probabilities if is_matched(attention.op, attention.values.dtype) else DType.FLOAT32
-        columns = k.tile(dtype, PARTITIONS, chunks_of(size), self.count, buffers=attention.tiling.buffers)
-        (full, tail), lanes = divmod(size, PARTITIONS), (0, self.count)
-        if full:
-            transpose_block(
-                k, columns, replace(probabilities, shape=(full, PARTITIONS)), Affine(), lanes, Engine.SCALAR
-            )
-        if tail:
-            last = probabilities.offset + full * PARTITIONS * probabilities.dtype.itemsize
-            transpose_block(
-                k, columns, replace(probabilities, shape=(1, tail), offset=last), Affine(full), lanes, Engine.SCALAR
-            )
-        for chunk, depth in each_chunk(k, size):
-            for bank, width in self._banks():
-                k.emit(
-                    Matmul(
-                        engine=Engine.TENSOR,
-                        dst=sums.cut(self.count, (bank, 1), (0, width)),
-                        stationary=columns.cut(depth, (chunk, 1)),
-                        moving=values.cut(depth, (chunk, 1), (self.scores.head, 1), (bank * BANK, width)),
-                        accumulate=start + chunk,
+    def _multiply(self, sums: Block, columns: Block, values: Block, start: Affine, size: int) -> None:
+        k, width = self.k, self.block.whole.values.shape[-1]
+        with k.loop(self.scores.heads) as head:
+            for chunk, depth in each_chunk(k, size):
+                for bank, part in ((bank, min(width - bank * BANK, BANK)) for bank in range(-(-width // BANK))):
+                    k.emit(
+                        Matmul(
+                            engine=Engine.TENSOR,
+                            dst=sums.cut(self.count, (head + bank, 1), (0, part)),
+                            stationary=columns.cut(depth, (head, 1), (chunk, 1)),
+                            moving=values.cut(depth, (chunk, 1), (self.scores.head + head, 1), (bank * BANK, part)),
+                            accumulate=start + chunk,
+                        )
                     )
-                )
 
-    def _banks(self) -> Iterator[tuple[int, int]]:
-        width = self.block.whole.values.shape[-1]
-        return ((bank, min(width - bank * BANK, BANK)) for bank in range(-(-width // BANK)))
+    def _transposed(self, probabilities: Block, size: int, bank: Block | None) -> Block:
+        """Probabilities [rows, heads, keys], transposed to [128 keys, heads, chunks, rows] by way of a bank."""
+        k, count, (full, tail) = self.k, self.count, divmod(size, PARTITIONS)
+        op, values = self.block.whole.op, self.block.whole.values
+        dtype = op.probabilities if is_matched(op, values.dtype) else DType.FLOAT32
+        columns = k.tile(dtype, PARTITIONS, self.scores.heads, chunks_of(size), count, buffers=self.scores.buffers)
+        most = k.core.psum_bank // (count * probabilities.dtype.itemsize)
+        for first, chunks, depth in ((0, full, PARTITIONS), (full, int(tail > 0), tail)):
+            for chunk, width in k.spans(chunks, most):
+                for head, heads in k.spans(self.scores.heads, max(most // width, 1)):
+                    with k.scope():
+                        place = (head, heads), (chunk + first, width)
+                        transpose_parts(k, columns, probabilities, place, depth, bank)
+        return columns
 
     def _copy_from_psum(self, dst: Tile, sums: Block) -> None:
         width = self.block.whole.values.shape[-1]
-        src = replace(sums, shape=(sums.shape[0] * BANK,)).cut(self.count, (0, width))
+        src = sums.whole if width <= BANK else replace(sums, shape=(sums.shape[0] * BANK,)).cut(self.count, (0, width))
         self.k.emit(TensorCopy(engine=Engine.VECTOR, dst=dst, src=src))

@@ -12,6 +12,7 @@ from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.isa.instruction import Instruction
 from nxpipe.emulator.isa.legality import faults
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Step
+from nxpipe.emulator.lower.copy_forwarding import forward_copies
 from nxpipe.emulator.lower.emission import emit_kernels
 from nxpipe.emulator.lower.hbm_buffers import allocate_hbm, place_interface
 from nxpipe.emulator.lower.records import (
@@ -24,7 +25,9 @@ from nxpipe.emulator.lower.records import (
     text,
     unaddressed,
 )
+from nxpipe.emulator.lower.sbuf_accesses import tiles_of
 from nxpipe.emulator.lower.sbuf_residency import promote_to_sbuf, reserve_sbuf
+from nxpipe.emulator.lower.tile_placement import overlapping, schedule_kernels
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.schedule.waits import eliminate_redundant_waits, insert_waits
 
@@ -51,9 +54,11 @@ def _violations(before: Record, record: Record) -> Iterator[object]:
             yield from _placed(record)
         case _, EmittedProgram():
             yield from _covers_graph(record)
+            yield from _unallocated(record)
             yield from _legal(record, record.buffers, record.body)
         case _, ResidentProgram():
             yield from _disjoint(record.residents)
+            yield from overlapping(record)
             yield from _legal(record.emitted, record.buffers, record.body)
         case ResidentProgram(), Program():
             if record.body != before.body:
@@ -93,6 +98,14 @@ def _covers_graph(emitted: EmittedProgram) -> Iterator[str]:
     for node in emitted.placed.target.graph.nodes:
         if node.result not in computed_once and node.result not in emitted.placed.stored:
             yield f"no kernel computes {node.op.label} at {str(node.origin) or 'an unknown place'}"
+
+
+def _unallocated(emitted: EmittedProgram) -> Iterator[str]:
+    """Tiles outside of the kernels' allocations, which no later step could place."""
+    for instruction in _instructions(emitted.body):
+        for name, tile, _ in tiles_of(instruction):
+            if tile.allocation not in emitted.allocations:
+                yield f"{name} of {instruction.name} is in no allocation of its kernel"
 
 
 def _legal(emitted: EmittedProgram, buffers: Sequence[Buffer], body: Sequence[Step]) -> Iterable[object]:
@@ -150,6 +163,8 @@ BACKEND: tuple[BackendStep, ...] = (
     emit_kernels,  # nodes grouped into kernels, tilings selected by cost, instructions in program order
     promote_to_sbuf,  # buffers between kernels moved from HBM to SBUF where kernels leave space
     reserve_sbuf,  # the same with kernels emitted again in less SBUF, if that is faster
+    forward_copies,  # copies inside SBUF removed: engines access promoted buffers in place
+    schedule_kernels,  # loops pipelined, engines balanced; tiles in bytes unused for longest, so that loads run ahead
     allocate_hbm,  # addresses; scratch buffers with disjoint live ranges share them
     insert_waits,  # semaphore waits that keep the program order of dependent accesses
     eliminate_redundant_waits,  # waits that other waits imply are removed

@@ -5,10 +5,10 @@ from typing import Final
 
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.nodes import Node, Value
-from nxpipe.emulator.lower.elementwise import is_exact
 from nxpipe.emulator.ops import (
     Bitcast,
     Broadcast,
+    Cast,
     Flip,
     IndexUpdate,
     RankSlice,
@@ -77,7 +77,7 @@ def _regions(graph: Graph) -> dict[Value, int]:
 
 
 # Operators whose result may be a view of the operand's buffer.
-_VIEWS = (Bitcast, Broadcast, Flip, RankSlice, Reshape, Slice, Transposed)
+_VIEWS = (Bitcast, Broadcast, Cast, Flip, RankSlice, Reshape, Slice, Transposed)
 UPDATES: Final = (IndexUpdate, ScatterAlong, SliceUpdate)
 
 
@@ -122,11 +122,7 @@ class Liveness:
             for reader in self._readers.get(alias, ()):
                 if self._position[reader.result] > position:
                     return False
-                if (
-                    (isinstance(reader.op, _VIEWS) or is_exact(reader))
-                    and reader.operands[0] == alias
-                    and reader.result not in visited
-                ):
+                if isinstance(reader.op, _VIEWS) and reader.operands[0] == alias and reader.result not in visited:
                     visited.add(reader.result)
                     pending.append(reader.result)
         return True

@@ -58,6 +58,7 @@ class _Emission:
             constants=places.constants,
             kernels=tuple(self._kernels),
             emitters=low.k.emitters,
+            allocations=low.k.allocations,
         )
 
     def _nodes(self, nodes: Sequence[Node]) -> None:
@@ -76,15 +77,12 @@ class _Emission:
 
     def _repeat(self, repeat: Repeat) -> None:
         low, places = self._low, self._places
-        outer_views = dict(places.views)
+        outer_views, outer_weights = dict(places.views), dict(places.weights)
         carried = {entry: self._two_halves(entry) for entry in repeat.carried}
-        input_series = {
-            placeholder: places.input_series(placeholder, later) for placeholder, later in repeat.taken.items()
-        }
         output_series = {value: places.output_series(value, row) for value, row in repeat.given.items()}
         with low.k.loop(repeat.count) as index:
-            for placeholder, series in input_series.items():
-                places.bind_iteration(placeholder, series.at(index))
+            for placeholder in repeat.taken:
+                places.bind_iteration(placeholder, index)
             for entry, halves in carried.items():
                 places.views[entry] = half_at(halves, index)
                 places.homes[repeat.carried[entry]] = half_at(halves, index + 1)
@@ -101,6 +99,7 @@ class _Emission:
             view = places.views[value]
             places.views[value] = replace(view, offset=view.offset.bound(depth, repeat.count - 1))
         places.views |= outer_views
+        places.weights |= outer_weights
         self._bind_loop_results(repeat, carried, output_series)
 
     def _bind_loop_results(

@@ -7,6 +7,7 @@ node outside of the kernel reads is stored as well.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from types import MappingProxyType
 from typing import Final
 
 from nxpipe.emulator.ir.nodes import Node, Value
@@ -14,16 +15,16 @@ from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.collective import CollectiveAllReduce
 from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Axis, Tile
-from nxpipe.emulator.isa.scalar import Function
+from nxpipe.emulator.isa.scalar import Activation, Function
 from nxpipe.emulator.lower.elementwise import LOOKED_UP, apply, temporaries
 from nxpipe.emulator.lower.grouping import ChainNode, EpilogueFusion, HbmOperand
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from nxpipe.emulator.lower.lanes import repeated
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import AllReduce, Cast
 
 _FUNCTIONS: Final = {**LOOKED_UP, "relu": Function.RELU}
 SCALE, FUNCTION, ROUNDING = 0, 2, 3  # steps of one instruction, in order
+NOWHERE: Final[Mapping[Value, Tile]] = MappingProxyType({})
 _WIDEST_RESIDENT: Final = 16384  # bytes of the longest row that stays in SBUF for all tiles
 
 
@@ -36,6 +37,8 @@ class ElementwiseChain:
     homes: tuple[tuple[Value, View], ...]
     resident: Mapping[HbmOperand, Block] = field(default_factory=dict)  # rows in SBUF that are broadcast to all tiles
     by_channel: bool = False  # tiles of [channels, batch, positions]
+    casting: Engine = Engine.VECTOR  # of casts between float types
+    kept: frozenset[Value] = frozenset()  # values that the kernel itself reads
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -58,24 +61,77 @@ class ElementwiseChain:
         pieces: Sequence[View],
         computed: dict[Value, Tile],
         resident: Mapping[HbmOperand, Tile] | None = None,
+        targets: Mapping[Value, Tile] = NOWHERE,
     ) -> None:
         """Apply all nodes to one tile and add their tiles to `computed`. `pieces` are the parts of the chain's views
-        for this tile, `computed` the tiles computed so far."""
+        for this tile, `computed` the tiles computed so far, `targets` the tiles of values that have a place already."""
         homes = {value: piece for (value, _), piece in zip(self.homes, pieces, strict=False)}
-        loaded = dict(resident or {})
+        loaded, tiles = dict(resident or {}), dict[View, Tile]()
         for value, tile in computed.items():
             if value in homes:
                 k.copy(homes[value].far(), tile)
-        shape = pieces[0].shape if pieces else next((tile.partitions, tile.elements) for tile in computed.values())
+        if pieces:
+            shape = (pieces[0].shape[0], prod(pieces[0].shape[1:]))
+        else:
+            shape = next((tile.partitions, tile.elements) for tile in computed.values())
         for link in self.links:
+            if link.node.result in computed:
+                continue  # the instruction of the node before has cast it
             for operand in link.operands:
                 if isinstance(operand, HbmOperand) and operand not in loaded:
-                    loaded[operand] = load_tile(k, pieces[len(homes) + operand.number])
+                    loaded[operand] = load_tile(k, pieces[len(homes) + operand.number], tiles)
             operands = [_operand(operand, computed, loaded) for operand in link.operands]
-            result = link.node.result
-            computed[result] = _result(k, link.node, operands, shape)
+            result = self.rounded(link)
+            computed[result] = self._result(k, link.node, operands, shape, result, targets.get(result))
             if result in homes:
                 k.copy(homes[result].far(), computed[result])
+
+    def rounded(self, link: ChainNode) -> Value:
+        """The value that the instructions of a node write: its result, or that of the cast that alone reads it, if it
+        is the float32 result of a single instruction. float32 holds such a result before it is rounded."""
+        result = link.node.result
+        readers = [reader.node for reader in self.links if result in reader.operands]
+        needed = result in self.kept or any(value == result for value, _ in self.homes)
+        single = result.type.dtype is DType.FLOAT32 and is_single_instruction(link.node)
+        if needed or not single or len(readers) != 1 or not isinstance(readers[0].op, Cast):
+            return result
+        return readers[0].result if readers[0].result.type.dtype.is_float else result
+
+    def reads_sums(self, value: Value) -> bool:
+        """True if the value can be read in PSUM: all its readers are nodes of a single vector or scalar instruction."""
+        readers = [link.node for link in self.links if value in link.operands]
+        needed = value in self.kept or any(stored == value for stored, _ in self.homes)
+        return bool(readers) and not needed and all(map(is_single_instruction, readers))
+
+    def _result(
+        self,
+        k: Kernel,
+        node: Node,
+        operands: Sequence[Tile | float],
+        shape: tuple[int, ...],
+        result: Value,
+        target: Tile | None,
+    ) -> Tile:
+        """The tile of a node's result, or of the cast that alone reads it."""
+        if isinstance(node.op, AllReduce):
+            (tile,) = operands
+            assert isinstance(tile, Tile)  # the operand of an all-reduce is a result, never a number
+            k.emit(CollectiveAllReduce(engine=Engine.COLLECTIVE, dst=tile, src=tile))
+            return tile
+        dst = target or k.tile(result.type.dtype.on_device, *shape, buffers=2).whole
+        if self.casting is Engine.SCALAR and _is_float_cast(node) and isinstance(operands[0], Tile):
+            k.emit(Activation(engine=Engine.SCALAR, dst=dst, src=operands[0], function=Function.COPY))
+        else:
+            apply(k, node, dst, operands)
+        return dst
+
+
+def _is_float_cast(node: Node) -> bool:
+    return isinstance(node.op, Cast) and node.operands[0].type.dtype.is_float and node.result.type.dtype.is_float
+
+
+def is_single_instruction(node: Node) -> bool:
+    return not isinstance(node.op, AllReduce) and temporaries(node) == 0
 
 
 def _operand(
@@ -86,32 +142,38 @@ def _operand(
     return loaded[operand] if isinstance(operand, HbmOperand) else operand
 
 
-def _result(k: Kernel, node: Node, operands: Sequence[Tile | float], shape: tuple[int, ...]) -> Tile:
-    if isinstance(node.op, AllReduce):
-        (tile,) = operands
-        assert isinstance(tile, Tile)  # the operand of an all-reduce is a result, never a number
-        k.emit(CollectiveAllReduce(engine=Engine.COLLECTIVE, dst=tile, src=tile))
+def load_tile(k: Kernel, piece: View, loaded: dict[View, Tile] | None = None) -> Tile:
+    """Load a tile of rows. Elements that a free axis repeats (stride 0) are loaded once and read with stride 0. Those
+    of a negative stride are loaded in ascending order and read backwards, or from the tile of another operand with the
+    same elements, if `loaded` has one."""
+    tiles = {} if loaded is None else loaded
+    backwards = [axis for axis, stride in enumerate(piece.strides) if axis and stride < 0]
+    start = sum((piece.shape[axis] - 1) * piece.strides[axis] for axis in backwards)
+    strides = tuple(map(abs, piece.strides[1:]))
+    upright = replace(piece, offset=piece.offset + start, strides=(piece.strides[0], *strides))
+    if upright not in tiles:
+        tiles[upright] = _load_upright(k, upright)
+    tile, axes, back = tiles[upright], [], 0
+    if not backwards:
         return tile
-    block = k.tile(node.result.type.dtype.on_device, *shape, buffers=2)
-    apply(k, node, block.whole, operands)
-    return block.whole
+    for number, axis in enumerate(tile.axes, 1):
+        back += (axis.size - 1) * axis.stride if number in backwards else 0
+        axes.append(Axis(axis.size, -axis.stride) if number in backwards else axis)
+    return replace(tile, offset=tile.offset + back * tile.dtype.itemsize, axes=tuple(axes))
 
 
-def load_tile(k: Kernel, piece: View) -> Tile:
-    """Load a tile of rows. What repeats the same element along the last axes (stride 0) is loaded as that element and
-    read with stride 0."""
-    rows, *shape = piece.shape
-    kept = next((axis for axis in range(len(shape), 0, -1) if shape[axis - 1] > 1 and piece.strides[axis]), 0)
-    width, times = prod(shape[:kept]), prod(shape[kept:])
-    block = k.tile(piece.dtype, rows, width, buffers=2)
-    k.copy(
-        block.whole, piece.cut((0, rows), *((0, size if axis < kept else 1) for axis, size in enumerate(shape))).far()
+def _load_upright(k: Kernel, piece: View) -> Tile:
+    rows, *free = piece.shape
+    sizes = [size if stride else 1 for size, stride in zip(free, piece.strides[1:], strict=True)]
+    block = k.tile(piece.dtype, rows, *sizes, buffers=2)
+    k.copy(block.whole, piece.cut((0, rows), *((0, size) for size in sizes)).far())
+    if prod(sizes) == 1 < prod(free):
+        return replace(block.whole, axes=(Axis(prod(free), 0),))
+    axes = (
+        Axis(size, axis.stride if stride else 0)
+        for size, stride, axis in zip(free, piece.strides[1:], block.whole.axes, strict=True)
     )
-    if times == 1:
-        return block.whole
-    if width == 1:
-        return repeated(block.whole, times)
-    return replace(block.whole, axes=(Axis(width, 1), Axis(times, 0)))
+    return replace(block.whole, axes=tuple(axes))
 
 
 @dataclass(frozen=True)
@@ -140,14 +202,19 @@ def epilogue_bytes(epilogue: Epilogue) -> int:
     return epilogue.chain.width if epilogue.chain.links else 0
 
 
-def chain_of(fusion: EpilogueFusion, homes: Sequence[tuple[Value, View]]) -> ElementwiseChain:
-    """The chain of a fusion; `homes` are the locations of stored values, reshaped to the shape of the tiles."""
+def chain_of(
+    fusion: EpilogueFusion, homes: Sequence[tuple[Value, View]], kernel_readers: Sequence[Node] = ()
+) -> ElementwiseChain:
+    """The chain of a fusion; `homes` are the locations of stored values, reshaped to the shape of the tiles.
+    `kernel_readers` are nodes of the kernel that read its tiles."""
+    kept = {fusion.known[value] for node in kernel_readers for value in node.operands if value in fusion.known}
     views = [(value, fusion.arranged(home)) for value, home in homes]
     return ElementwiseChain(
         tuple(fusion.links),
         tuple(fusion.sources),
         tuple((value, view) for value, view in views if view is not None),
         by_channel=fusion.by_channel,
+        kept=frozenset(kept),
     )
 
 

@@ -8,7 +8,7 @@ GpSimd gathers elements within a partition. A scatter compares the index of each
 after the other, because several updates may have the same position.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
 from typing import Final
@@ -22,13 +22,14 @@ from nxpipe.emulator.isa.gpsimd import GatherFree, IotaPattern
 from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile
 from nxpipe.emulator.lower.epilogue import load_tile
-from nxpipe.emulator.lower.integers import WordArithmetic
+from nxpipe.emulator.lower.integers import EXACT_IN_FLOATS, WordArithmetic
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel
-from nxpipe.emulator.lower.lanes import Lanes, bits, repeated
+from nxpipe.emulator.lower.lanes import Lanes, Operand, bits, repeated
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.reduce import COMBINED, Accumulator, matrix
 from nxpipe.emulator.lower.tiles import WIDEST, each_tile
 from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Gather, Index, IndexUpdate, Iota, ScatterAlong, TakeAlong
 from nxpipe.emulator.ops.base import broadcast_shape
 
@@ -52,30 +53,115 @@ def whole_axis(low: Lowering, size: int, stride: int, axis: int, shape: tuple[in
 
 
 def row_numbers(low: Lowering, addresses: Sequence[Address], shape: tuple[int, ...]) -> tuple[View, int]:
-    """The row number of each combination of indices, broadcast to a shape, and the distance of rows in elements."""
+    """The row number of each combination of indices, broadcast to a shape, and the distance of rows in elements.
+
+    Constant indices are added up at compile time. Row numbers that no loop changes are computed once, before all loops,
+    for all nodes that use them."""
     step = gcd(*(address.stride for address in addresses))
-    numbers = low.scratch(DType.UINT32, shape)
-    views = [address.indices.broadcast(shape) for address in addresses]
-    for rows, width, (to, *parts) in each_tile(low.k, [numbers, *views], WIDEST // 2):
+    known, computed = _constant_rows(low, addresses, shape, step)
+    if not computed:
+        return low.constant(known, DType.UINT32).broadcast(shape), step
+    views = [address.indices for address in computed]
+    key = ("row numbers", shape, step, tuple(computed), known.shape, known.tobytes())
+    with low.once(key, views) as numbers:
+        if not numbers:
+            numbers.append(_computed_rows(low, computed, known, shape, step))
+    return numbers[0], step
+
+
+def _constant_rows(
+    low: Lowering, addresses: Sequence[Address], shape: tuple[int, ...], step: int
+) -> tuple[Array, list[Address]]:
+    """The sum of the row numbers of constant indices in bounds, and the other addresses."""
+    known, computed = np.zeros((1,) * len(shape), np.int64), []
+    for address in addresses:
+        table = low.table_of(address.indices.broadcast(shape))
+        if table is None:
+            computed.append(address)
+            continue
+        index = np.where((table < 0) & address.wraps, table + address.size, table)
+        if index.size and not 0 <= index.min() <= index.max() < address.size:
+            computed.append(address)  # an error of the run
+        else:
+            known = known + index * (address.stride // step)
+    return known, computed
+
+
+def _computed_rows(
+    low: Lowering, addresses: Sequence[Address], known: Array, shape: tuple[int, ...], step: int
+) -> View:
+    """Row numbers of computed indices, plus those of constant indices. Up to 128 are computed one per partition, where
+    the indirect DMA needs them."""
+    numbers = low.scratch(DType.UINT32, (prod(shape),))
+    views = [numbers.packed_as(shape), *(address.indices.broadcast(shape) for address in addresses)]
+    number = int(known.flat[0]) if known.size and (known == known.flat[0]).all() else None
+    if number is None:
+        views.append(low.constant(known, DType.INT32).broadcast(shape))
+    exact = sum(address.size * (address.stride // step) for address in addresses) + int(known.max())
+    write = _rows_in_words if exact >= EXACT_IN_FLOATS else _rows_in_floats
+    for rows, width, (to, *parts) in _number_tiles(low, views, prod(shape)):
         with low.k.scope():
-            words = WordArithmetic(Lanes(low.k, rows, width), DType.INT32)
-            total: Tile | None = None
-            violations: list[Tile] = []
-            for address, part in zip(addresses, parts, strict=True):
-                index = words.load(load_tile(low.k, part))
-                if address.wraps:
-                    below = words.with_number(Alu.LESS, index, 0)
-                    index = words.two(Alu.ADD, index, words.with_number(Alu.MULTIPLY, below, address.size))
-                if not address.in_bounds:
-                    violations.append(words.with_number(Alu.LESS, index, 0))
-                    violations.append(words.with_number(Alu.GREATER_EQUAL, index, address.size))
-                term = words.with_number(Alu.MULTIPLY, index, address.stride // step)
-                total = term if total is None else words.two(Alu.ADD, total, term)
-            assert total is not None  # there is at least one address
-            for violation in violations:
-                words.lanes.choose(total, bits(violation), -1)
-            low.k.copy(to.far(), bits(total))
-    return numbers, step
+            tiles = [load_tile(low.k, part) for part in parts]
+            offset: Operand = number if number is not None else tiles[-1]
+            low.k.copy(to.far(), bits(write(Lanes(low.k, rows, width), addresses, tiles, offset, step)))
+    return numbers.packed_as(shape)
+
+
+def _number_tiles(low: Lowering, views: Sequence[View], count: int) -> Iterator[tuple[int, int, list[View]]]:
+    if count > PARTITIONS:
+        yield from each_tile(low.k, views, WIDEST // 2)
+        return
+    columns = [view.reshaped((count, 1)) or low.packed(view).packed_as((count, 1)) for view in views]
+    yield count, 1, columns
+
+
+def _rows_in_floats(
+    lanes: Lanes, addresses: Sequence[Address], indices: Sequence[Tile], total: Operand, step: int
+) -> Tile:
+    """Row numbers below 2^24, which the vector engine computes exactly. An index that float32 does not represent is out
+    of bounds, also after rounding."""
+    valid: Tile | None = None
+    for address, index in zip(addresses, indices, strict=False):
+        lowest = -address.size if address.wraps else 0
+        if not address.in_bounds:
+            bound = lanes.two(Alu.GREATER_EQUAL, index, lowest)
+            below = lanes.mixed(index, Alu.LESS, address.size, Alu.MULTIPLY, bound)
+            valid = below if valid is None else lanes.two(Alu.MULTIPLY, valid, below)
+        if address.wraps:
+            index = lanes.two(Alu.ADD, lanes.then(index, Alu.LESS, 0, Alu.MULTIPLY, address.size), index)
+        if isinstance(total, Tile):
+            total = lanes.mixed(index, Alu.MULTIPLY, address.stride // step, Alu.ADD, total)
+        else:
+            total = lanes.then(index, Alu.MULTIPLY, address.stride // step, Alu.ADD, total)
+    assert isinstance(total, Tile)  # there is at least one address
+    result = lanes.tile(DType.INT32)
+    if valid is None:
+        return lanes.copy(total, result)
+    return lanes.two(Alu.SUBTRACT, lanes.mixed(total, Alu.ADD, 1, Alu.MULTIPLY, valid), 1, result)
+
+
+def _rows_in_words(
+    lanes: Lanes, addresses: Sequence[Address], indices: Sequence[Tile], offset: Operand, step: int
+) -> Tile:
+    words = WordArithmetic(lanes, DType.INT32)
+    total: Tile | None = None
+    violations: list[Tile] = []
+    for address, tile in zip(addresses, indices, strict=False):
+        index = words.load(tile)
+        if address.wraps:
+            below = lanes.two(Alu.LESS, index, 0, lanes.tile(DType.INT32))
+            index = words.two(Alu.ADD, index, words.with_number(Alu.MULTIPLY, below, address.size))
+        if not address.in_bounds:
+            violations.append(words.with_number(Alu.LESS, index, 0))
+            violations.append(words.with_number(Alu.GREATER_EQUAL, index, address.size))
+        term = words.with_number(Alu.MULTIPLY, index, address.stride // step)
+        total = term if total is None else words.two(Alu.ADD, total, term)
+    assert total is not None  # there is at least one address
+    if isinstance(offset, Tile) or offset:
+        total = words.two(Alu.ADD, total, words.load(offset))
+    for violation in violations:
+        lanes.choose(total, bits(violation), -1)
+    return total
 
 
 MOST_AXES: Final = 3  # axes of a row

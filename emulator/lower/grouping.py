@@ -30,7 +30,7 @@ from nxpipe.emulator.lower.kernel_cost import piecewise_is_cheaper
 from nxpipe.emulator.lower.records import KernelGroup, PlacedGraph
 from nxpipe.emulator.lower.transpose import chunks_of
 from nxpipe.emulator.lower.view import View
-from nxpipe.emulator.ops import AllGather, AllReduce, Linear, MatMul, ReduceScatter, Reshape
+from nxpipe.emulator.ops import AllGather, AllReduce, Cast, Linear, MatMul, ReduceScatter, Reshape
 
 _MAX_NODES: Final = 8  # nodes in an epilogue: all their tiles are in SBUF at the same time
 
@@ -310,7 +310,9 @@ class KernelGrouping:
         degree = node.op.degree if isinstance(node.op, AllReduce) else 0
         dtype = node.result.type.dtype.on_device
         return (
-            degree == self._ranks and rows * width > 0 and piecewise_is_cheaper(self._kernel.core, rows, width, dtype)
+            degree == self._ranks
+            and rows * width > 0
+            and piecewise_is_cheaper(self._kernel.core, self._ranks, rows, width, dtype)
         )
 
     # Matmuls
@@ -327,6 +329,16 @@ class KernelGrouping:
             and node.operands[0] == rows
             and rows not in node.operands[1:]
         ]
+
+    def is_cast_by_matmuls(self, node: Node) -> bool:
+        """True for a cast to a shorter float type whose result only matmuls read, as rows: DMA rounds as it loads them.
+        One-byte types are not, because their rows are loaded in another type to be transposed."""
+        source, target = node.operands[0].type.dtype, node.result.type.dtype
+        shortens = source.is_float and target.is_float and source.itemsize > target.itemsize > 1
+        if not (isinstance(node.op, Cast) and shortens) or node.result in self._places.homes:
+            return False
+        matmuls = self.matmuls_of(node.result, node.result)
+        return bool(matmuls) and not self.is_needed(node.result, matmuls)
 
     def common_epilogue(self, nodes: Sequence[Node]) -> EpilogueFusion | None:
         """The epilogue of several matmuls, if their results have equal width and one fused node depends on all of

@@ -41,10 +41,16 @@ class BufferTable:
         self._table = list(table)
 
     def add(
-        self, role: Role, names: Sequence[str], dtype: DType, shape: tuple[int, ...], order: tuple[int, ...] = ()
+        self,
+        role: Role,
+        names: Sequence[str],
+        dtype: DType,
+        shape: tuple[int, ...],
+        order: tuple[int, ...] = (),
+        tile: int = 0,
     ) -> View:
         """Add a buffer for consecutive tensors of one shape, one per name; returns the view of the first."""
-        self._table.append(Buffer(role, tuple(names), dtype.on_device, shape, order))
+        self._table.append(Buffer(role, tuple(names), dtype.on_device, shape, order, tile=tile))
         return whole(len(self._table) - 1, dtype.on_device, shape)
 
     def named(self, role: Role) -> list[Buffer]:
@@ -111,6 +117,11 @@ class BufferSeries:
         return replace(self.first, offset=self.first.offset + index * self.first.elements)
 
 
+def _at(first: View, index: Affine) -> View:
+    """The tensor of an iteration, among consecutive ones in a buffer."""
+    return BufferSeries(first, 1).at(index)
+
+
 def half_at(halves: View, index: Affine) -> View:
     """The half of a loop-carried double buffer that an iteration reads; it writes the half of the next iteration."""
     return replace(halves, offset=halves.offset + rotating_offset(index, 2, halves.elements))
@@ -119,7 +130,7 @@ def half_at(halves: View, index: Affine) -> View:
 def place_interface(target: TargetGraph) -> PlacedGraph:
     """Give inputs, states, parameters, constants and outputs their buffers."""
     graph = target.graph
-    empty = PlacedGraph(target, Liveness(graph), stored_parameters(graph), (), {}, {}, {}, {}, {}, {})
+    empty = PlacedGraph(target, Liveness(graph), stored_parameters(graph), (), {}, {}, {}, {}, {}, {}, {})
     placement = Placement(empty)
     placement.place_inputs()
     placement.place_outputs()
@@ -127,7 +138,8 @@ def place_interface(target: TargetGraph) -> PlacedGraph:
 
 
 class Placement:
-    """Locations of values during emission: `views` are current locations, `homes` are required locations of results."""
+    """Locations of values during emission: `views` are current locations, `weights` those of tiled forms, `homes` are
+    required locations of results."""
 
     def __init__(self, placed: PlacedGraph) -> None:
         self._placed = placed
@@ -139,6 +151,7 @@ class Placement:
         self.homes = dict(placed.homes)
         self.states = {name: value for name, value in self._graph.inputs.items() if name in self._graph.outputs}
         self.stored = placed.stored
+        self.weights = dict(placed.weights)
         self._parameters = dict(placed.parameters)
         self._outputs = dict(placed.outputs)
         self._tables: dict[TableKey, View] = dict(placed.tables)
@@ -150,6 +163,7 @@ class Placement:
             buffers=self.buffers.table,
             constants=self.constants,
             views=self.views,
+            weights=self.weights,
             homes=self.homes,
             parameters=self._parameters,
             outputs=self._outputs,
@@ -188,11 +202,13 @@ class Placement:
             view = self.buffers.add(role, names, first.type.dtype, first.type.shape)
             self.views |= _series_views(view, values)
         for first, values, names in self._groups(self._graph.parameters):
-            stored = self.stored[first]
-            view = self.buffers.add(Role.PARAMETER, names, stored.dtype, stored.shape, stored.order)
-            self._parameters |= _series_views(view, values)
-        for value, stored in self.stored.items():
-            self.views[value] = stored.view_of(self._parameters[stored.parameter])
+            for form in dict.fromkeys(form for forms in self.stored.values() for form in forms.all):
+                if form.parameter != first:
+                    continue
+                view = self.buffers.add(Role.PARAMETER, names, form.dtype, form.shape, form.order, form.tile)
+                self._parameters[form] = view
+                self.views |= {value: form.view_of(each) for value, each in _series_views(view, values).items()}
+            self.bind_iteration(first, Affine())
         for value, data in self._graph.constants.items():
             self.views[value] = self.constant(data, value.type.dtype)
 
@@ -242,14 +258,19 @@ class Placement:
 
     # Repeats
 
-    def input_series(self, first: Value, later: Sequence[Value]) -> BufferSeries:
-        """The series that a repeat reads for a value of its body."""
-        return BufferSeries(self._parameters.get(first, self.views[first]), 1 + len(later))
-
-    def bind_iteration(self, first: Value, view: View) -> None:
-        """Set a value's view, and the views of values that the host computes from it, to the tensor of an iteration."""
-        stored = [(value, stored_form) for value, stored_form in self.stored.items() if stored_form.parameter == first]
-        self.views |= {value: stored_form.view_of(view) for value, stored_form in stored} or {first: view}
+    def bind_iteration(self, first: Value, index: Affine) -> None:
+        """Set the view of an input, or the views of a parameter's stored forms, to the tensor of an iteration."""
+        if first not in self.stored:
+            self.views[first] = _at(self.views[first], index)
+            return
+        for value, forms in self.stored.items():
+            for form in forms.all:
+                if form.parameter == first:
+                    view = form.view_of(_at(self._parameters[form], index))
+                    if form.tile:
+                        self.weights[value] = view
+                    if form == forms.all[0]:
+                        self.views[value] = view
 
     def output_series(self, value: Value, row: Sequence[Value]) -> BufferSeries:
         """The series that a repeat writes: the outputs' buffer if the values are consecutive outputs, else scratch."""

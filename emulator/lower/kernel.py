@@ -17,9 +17,9 @@ from nxpipe.emulator.isa.affine import Affine, affine, index, rotating_offset
 from nxpipe.emulator.isa.dma import DmaCopy, DmaTranspose
 from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine, Instruction
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile, contiguous
-from nxpipe.emulator.isa.program import Loop, Step
+from nxpipe.emulator.isa.program import TILE_ROWS, Loop, Step
 
-PARTITIONS: Final = 128
+PARTITIONS: Final = TILE_ROWS
 _ALIGNMENT: Final = 64  # bytes: the width of one SBUF access
 
 Span = tuple[Affine | int, int]  # start and size
@@ -34,10 +34,11 @@ class Block:
     partitions: int
     shape: tuple[int, ...]
     offset: Affine
+    allocation: int = 0  # its number in `Kernel.allocations`
 
     @property
     def whole(self) -> Tile:
-        return Tile(self.memory, self.dtype, 0, self.partitions, self.offset, contiguous(*self.shape))
+        return Tile(self.memory, self.dtype, 0, self.partitions, self.offset, contiguous(*self.shape), self.allocation)
 
     def cut(self, rows: int | Span, *spans: Span) -> Tile:
         """A part of the tile: partitions, and a span of each free axis; axes without a span are whole."""
@@ -49,7 +50,7 @@ class Block:
             axes = (*axes[:number], Axis(size, axes[number].stride), *axes[number + 1 :])
         if not isinstance(start, int):
             raise TypeError("a start partition cannot depend on a loop")
-        return Tile(self.memory, self.dtype, start, count, offset, axes)
+        return Tile(self.memory, self.dtype, start, count, offset, axes, self.allocation)
 
     def row_stride(self, rows: int) -> int:
         """The stride in elements of `rows` rows on the last axis."""
@@ -57,6 +58,23 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Allocation:
+    """The bytes of a tile in each partition: `buffers` of `step` bytes each from `base` on, in rotation. Its content
+    lives in one iteration of the innermost of `depth` loops; `outer` of them are around its kernel."""
+
+    memory: Memory
+    base: int
+    step: int
+    buffers: int
+    depth: int
+    outer: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.step * self.buffers
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunMajorBlock(Block):
     """Transposed rows [128, chunks, rows] in run-major layout: all chunks of a run of rows precede those of the next
     run. A run is contiguous, so that a single collective can exchange it."""
@@ -81,6 +99,31 @@ class RunMajorBlock(Block):
         return rows * self.shape[0]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TiledBlock(Block):
+    """A part of a matrix [128, chunks, columns] in the order of `Buffer.tile`: each partition has tile after tile, each
+    with its whole chunks. A last chunk of fewer than 128 rows follows, row-major."""
+
+    tile: int
+    whole_chunks: int
+
+    def cut(self, rows: int | Span, *spans: Span) -> Tile:
+        """A span of columns of one chunk: a whole tile, or any span if the block is no wider than a tile."""
+        (chunk, _), (column, size) = spans
+        if self.shape[1] > self.tile:
+            return self.cut_tile(rows, chunk, (column, size), (0, size))
+        return self.cut_tile(rows, chunk, (0, self.shape[1]), (column, size))
+
+    def cut_tile(self, rows: int | Span, chunk: Affine | int, tile: Span, inside: Span) -> Tile:
+        """A span of the columns of a tile, in one chunk."""
+        if rows == PARTITIONS:
+            start = affine(tile[0]) * self.whole_chunks + affine(chunk) * tile[1] + inside[0]
+        else:
+            start = affine(chunk) * self.shape[1] + tile[0] + inside[0]
+        whole = super().cut(rows)
+        return replace(whole, offset=whole.offset + start * self.dtype.itemsize, axes=contiguous(inside[1]))
+
+
 class Kernel:
     """Emits instructions, each with `note`, the number of its place in the model. Allocates tiles."""
 
@@ -94,6 +137,9 @@ class Kernel:
         self.reserved = 0  # bytes per SBUF partition that the current kernel must leave free
         self.tilings: list[object] = []  # of the current kernel, for its record
         self.emitters: dict[int, object] = {}  # id(step): the owner that `attribute_to` was called with
+        self.allocations: dict[int, Allocation] = {}  # by number, from 1 on
+        self._outer_loops = 0  # loops around the current kernel
+        self._owner: object = None
 
     @property
     def body(self) -> tuple[Step, ...]:
@@ -139,12 +185,26 @@ class Kernel:
         yield
         self._allocated = allocated
 
+    @property
+    def in_loop(self) -> bool:
+        return bool(self._counts)
+
+    @contextmanager
+    def before_loops(self) -> Iterator[None]:
+        """Put the instructions emitted inside before all loops around this place."""
+        inner = self._bodies, self._counts
+        self._bodies, self._counts = self._bodies[:1], []
+        first = len(self._bodies[0])
+        yield
+        self.emitters |= {id(step): self._owner for step in self._bodies[0][first:]}
+        self._bodies, self._counts = inner
+
     @contextmanager
     def attribute_to(self, owner: object, reserved: int = 0) -> Iterator[None]:
         """Attribute the steps emitted inside to an owner, whose tiles leave `reserved` bytes per SBUF partition
         free."""
         first = len(self._bodies[-1])
-        self.reserved = reserved
+        self.reserved, self._outer_loops, self._owner = reserved, len(self._counts), owner
         yield
         self.reserved = 0
         self.emitters |= {id(step): owner for step in self._bodies[-1][first:]}
@@ -157,7 +217,10 @@ class Kernel:
         """Allocate a tile until the end of the innermost scope.
 
         With two buffers (double buffering), consecutive iterations of the innermost loop use alternate buffers, so that
-        one is written while the other is read. More buffers rotate in the same way."""
+        one is written while the other is read. More buffers rotate in the same way. Outside of the kernel's own loops
+        one buffer suffices: `schedule_kernels` puts the tiles of consecutive kernels into different places."""
+        if len(self._counts) <= self._outer_loops:
+            buffers = 1
         size = prod(shape) * dtype.itemsize
         step = -(-size // self._unit(memory)) * self._unit(memory)
         if step * buffers > self.free_bytes(memory):
@@ -165,8 +228,12 @@ class Kernel:
             memory_name = f"each partition of {memory.upper()}"
             raise OutOfMemory(tile, memory_name, step * buffers, self.free_bytes(memory), (), "use a smaller tile")
         offset = rotating_offset(self._iteration(), buffers, step) + self._allocated[memory]
+        number, depth = len(self.allocations) + 1, len(self._counts)
+        self.allocations[number] = Allocation(
+            memory, self._allocated[memory], step, buffers, depth, min(depth, self._outer_loops)
+        )
         self._allocated[memory] += step * buffers
-        return Block(memory, dtype, partitions, shape, offset)
+        return Block(memory, dtype, partitions, shape, offset, number)
 
     def psum(self, partitions: int, *shape: int, buffers: int = 2) -> Block:
         """Allocate float32 matmul sums, aligned to a PSUM bank."""

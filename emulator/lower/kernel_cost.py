@@ -8,17 +8,17 @@ from typing import Final
 from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.collective import CollectiveAllReduce
+from nxpipe.emulator.isa.collective import CollectiveAllReduce, exchange, instance_for
 from nxpipe.emulator.isa.cost import START_NS, cost, moved, share_of_dma
 from nxpipe.emulator.isa.dma import DmaCopy
 from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Step, within
 from nxpipe.emulator.isa.vector import TensorCopy
-from nxpipe.emulator.lower.kernel import PARTITIONS
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block
 from nxpipe.emulator.lower.tiles import WIDEST
-from nxpipe.emulator.lower.transpose import must_transpose
-from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.lower.transpose import chunks_of, must_transpose, tiled_reads
+from nxpipe.emulator.lower.view import TiledView, View
 
 # The share of HBM time (bytes at full bandwidth) that is added to a kernel's time even if an engine is the bottleneck:
 # the traffic costs energy, and delays transfers of other queues.
@@ -58,12 +58,18 @@ class KernelCost:
 def load_cost(core: CoreSpec, view: View, chunks: int, width: int) -> KernelCost:
     """Cost of loading a slab [chunks, width] of a matrix [contraction, others] to SBUF."""
     summed, others = min(view.shape[0], chunks * PARTITIONS), min(view.shape[1], width)
+    nbytes = summed * others * view.dtype.itemsize
+    if isinstance(view, TiledView):
+        block = Block(Memory.SBUF, view.dtype, PARTITIONS, (chunks_of(summed), others), Affine())
+        reads = tiled_reads(view, block, 0, summed, (0, others), (0, min(view.tile, view.shape[1])))
+        copies = (DmaCopy(engine=Engine.DMA0, dst=dst, src=src) for dst, src in reads)
+        return KernelCost(sum(cost(copy, core).ns for copy in copies), bytes=nbytes)
     slab = view.cut((0, summed), (0, others))
     ordered = slab.transposed((1, 0)) if must_transpose(view) else slab
     partitions = min(ordered.shape[0], PARTITIONS)
     tile = sbuf_tile(view.dtype, partitions, ceil(ordered.shape[0] / partitions), ordered.shape[1])
     copy = DmaCopy(engine=Engine.DMA0, dst=tile, src=ordered.far())
-    return KernelCost(cost(copy, core).ns, bytes=summed * others * view.dtype.itemsize)
+    return KernelCost(cost(copy, core).ns, bytes=nbytes)
 
 
 def transpose_cost(core: CoreSpec, dtype: DType, chunks: int, width: int) -> KernelCost:
@@ -77,7 +83,7 @@ def sbuf_tile(dtype: DType, lanes: int, *shape: int) -> Tile:
     return Tile(Memory.SBUF, dtype, 0, lanes, Affine(), contiguous(*shape))
 
 
-def piecewise_is_cheaper(core: CoreSpec, rows: int, width: int, dtype: DType) -> bool:
+def piecewise_is_cheaper(core: CoreSpec, ranks: int, rows: int, width: int, dtype: DType) -> bool:
     """True if an all-reduce tile by tile in SBUF is faster than a single one of the whole result in HBM.
 
     Each tile's all-reduce has a start-up time and uses no more partitions than the tile has rows. An all-reduce in HBM
@@ -89,15 +95,16 @@ def piecewise_is_cheaper(core: CoreSpec, rows: int, width: int, dtype: DType) ->
     hbm_tile = Far(0, dtype, Affine(), (Axis(partitions, width), Axis(columns, 1)))
     whole_hbm = Far(0, dtype, Affine(), (Axis(rows * width, 1),))
     whole_sbuf = _tile(dtype, PARTITIONS, ceil(rows * width / PARTITIONS))
-    tile_ns = START_NS + _all_reduce_ns(core, tile) + _copy_ns(core, tile)
+    tile_ns = _all_reduce_ns(core, ranks, tile) + _copy_ns(core, tile)
     round_trip_ns = START_NS + pieces * cost(DmaCopy(engine=Engine.DMA0, dst=hbm_tile, src=tile), core).ns
-    return pieces * tile_ns <= START_NS + _all_reduce_ns(core, whole_hbm) + 2 * round_trip_ns + _copy_ns(
-        core, whole_sbuf
-    )
+    return pieces * tile_ns <= _all_reduce_ns(core, ranks, whole_hbm) + 2 * round_trip_ns + _copy_ns(core, whole_sbuf)
 
 
-def _all_reduce_ns(core: CoreSpec, place: Far | Tile) -> float:
-    return cost(CollectiveAllReduce(engine=Engine.COLLECTIVE, dst=place, src=place), core).ns
+def _all_reduce_ns(core: CoreSpec, ranks: int, place: Far | Tile) -> float:
+    """The latency of an all-reduce and the time of its bytes, over the links of the smallest instance."""
+    reduced = CollectiveAllReduce(engine=Engine.COLLECTIVE, dst=place, src=place)
+    exchanged = exchange(reduced, ranks, instance_for(core.name, ranks))
+    return exchanged.start + max(exchanged.takes, cost(reduced, core).ns)
 
 
 def _copy_ns(core: CoreSpec, tile: Tile) -> float:

@@ -4,27 +4,34 @@
 the views of its operands, and the location of its result.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, TypeAlias, TypeVar
+from math import prod
+from typing import Any, Final, TypeAlias, TypeVar
+
+import numpy as np
 
 from nxpipe.emulator.errors import CompileError
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.affine import Affine, affine
+from nxpipe.emulator.isa.program import Role, note_of
 from nxpipe.emulator.lower.epilogue import ElementwiseChain, Epilogue, broadcast_rows, chain_of
 from nxpipe.emulator.lower.grouping import EpilogueFusion, KernelGrouping
 from nxpipe.emulator.lower.hbm_buffers import Placement
-from nxpipe.emulator.lower.kernel import Kernel
+from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
+from nxpipe.emulator.lower.kernel_cost import piecewise_is_cheaper
 from nxpipe.emulator.lower.records import PlacedGraph
 from nxpipe.emulator.lower.transpose import copy_transposed, transposed_axis
 from nxpipe.emulator.lower.view import View, packed
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.ops import Concat, Transpose
+from nxpipe.emulator.ops import Cast, Concat, Transpose
 from nxpipe.emulator.ops.base import Operator
 
+_SHORT_ROW: Final = 512  # elements: rows for which few lanes cost less than a copy in HBM
 Kind = TypeVar("Kind", bound=Operator)
 Writes: TypeAlias = Callable[["Lowering", Node, Kind], None]
 LOWERINGS: dict[type[Operator], Writes[Any]] = {}
@@ -60,12 +67,14 @@ class Lowering:
         self._liveness = placed.liveness
         self.groups = KernelGrouping(placed, self.places, self.k)
         self._channels: set[int] = set()  # buffers of tensors [batch, channels, ...], written channel by channel
-        self._by_row: set[int] = set()  # buffers whose rows are written one per partition
+        self._early: set[int] = set()  # scratch written before the first loop around its readers
+        self._once: dict[object, list[View]] = {}
+        self._by_row: dict[int, int] = {}  # buffers whose rows are written one per partition, and their width
         self.notes: dict[str, int] = {"": 0}
 
     def note(self, node: Node) -> int:
-        """The number of a node's place in the model, which its instructions carry."""
-        return self.notes.setdefault(str(node.origin), len(self.notes))
+        """The number of a node's place in the model and its operator, which its instructions carry."""
+        return self.notes.setdefault(note_of(str(node.origin), node.op.label), len(self.notes))
 
     def view(self, value: Value) -> View:
         """The view of a value in its own type; a value stored in a narrower type is first copied to its own."""
@@ -80,6 +89,10 @@ class Lowering:
         in the operand's type; readers widen it as they load it."""
         return self.places.views[value]
 
+    def weight(self, value: Value) -> View:
+        """The view of a matmul's second operand: its tiled form, if it is a parameter that has one."""
+        return self.places.weights.get(value) or self.view(value)
+
     def home(self, value: Value) -> View:
         """The contiguous location of a node's result."""
         homes = self.places.homes
@@ -89,14 +102,19 @@ class Lowering:
         return homes[value]
 
     def transposable_home(self, value: Value) -> View:
-        """The location of a result that can be written in any order of axes. If its only reader is a transpose, the
+        """The location of a float32 result that can be written in any order of axes. If its only reader is a cast to
+        another float, the cast is fused: the kernel rounds to that type. If its only reader is a transpose, the
         transpose is fused: the result is written, transposed, to the location of the transpose's result."""
-        transpose = self.groups.only_reader(value)
-        if transpose is None or not isinstance(transpose.op, Transpose):
+        reader = self.groups.only_reader(value)
+        if reader is not None and isinstance(reader.op, Cast) and _rounds_once(value, reader.result):
+            self.groups.fuse([reader.result])
+            self.places.views[value] = self.transposable_home(reader.result)
+            return self.stored_view(value)
+        if reader is None or not isinstance(reader.op, Transpose):
             return self.home(value)
-        self.groups.fuse([transpose.result])
-        inverse = tuple(transpose.op.order.index(axis) for axis in range(value.type.rank))
-        self.places.views[value] = self.home(transpose.result).transposed(inverse)
+        self.groups.fuse([reader.result])
+        inverse = tuple(reader.op.order.index(axis) for axis in range(value.type.rank))
+        self.places.views[value] = self.home(reader.result).transposed(inverse)
         return self.stored_view(value)
 
     def constant(self, data: Array, dtype: DType) -> View:
@@ -106,7 +124,39 @@ class Lowering:
         return self.places.rank()
 
     def scratch(self, dtype: Any, shape: tuple[int, ...]) -> View:
-        return self.places.scratch(dtype, shape)
+        view = self.places.scratch(dtype, shape)
+        if not self.k.in_loop:
+            self._early.add(view.buffer)
+        return view
+
+    def table_of(self, view: View) -> Array | None:
+        """The elements of a constant, with an axis of size 1 where the view repeats elements; None for other values."""
+        buffer = self.places.buffers.table[view.buffer]
+        if buffer.role is not Role.CONSTANT or view.offset != affine(view.offset.base):
+            return None
+        data = np.frombuffer(self.places.constants[buffer.names[0]], buffer.dtype.stored)
+        shape = tuple(size if stride else 1 for size, stride in zip(view.shape, view.strides, strict=True))
+        strides = tuple(stride * data.itemsize for stride in view.strides)
+        return np.lib.stride_tricks.as_strided(data[view.offset.base :], shape, strides, writeable=False)
+
+    @contextmanager
+    def once(self, key: object, sources: Sequence[View]) -> Iterator[list[View]]:
+        """Compute a view of these sources once, if no loop and no later update changes them. The list has the view if
+        it exists; otherwise the caller computes and appends it, and the instructions are emitted before all loops."""
+        if not all(map(self._is_invariant, sources)):
+            yield []
+        elif key in self._once:
+            yield self._once[key]
+        else:
+            with self.k.before_loops():
+                self._once[key] = []
+                yield self._once[key]
+
+    def _is_invariant(self, view: View) -> bool:
+        if view.offset != affine(view.offset.base):
+            return False
+        role = self.places.buffers.table[view.buffer].role
+        return role in (Role.INPUT, Role.CONSTANT) or (view.buffer in self._early and self.k.in_loop)
 
     def alias(self, value: Value, view: View) -> None:
         """Make a value a view of existing data, or copy the data if the value has a required location."""
@@ -151,19 +201,36 @@ class Lowering:
     def _of_its_shape(self, node: Node) -> list[Value]:
         return [operand for operand in node.operands if operand.type.shape == node.result.type.shape]
 
-    def keeps_rows(self, chain: ElementwiseChain) -> bool:
-        """True if a chain reads rows that a kernel has written one per partition. The chain then writes its rows in the
-        same layout, because only such buffers can be promoted to SBUF."""
-        by_row = any(view.buffer in self._by_row and view.rank > 1 for view in chain.sources)
-        if by_row:
-            self._by_row.update(view.buffer for _, view in chain.homes)
-        return by_row
+    def row_axes(self, chain: ElementwiseChain) -> tuple[int, ...] | None:
+        """The axes of a chain's views along which partitions differ, if it reads rows that a kernel has written one per
+        partition, or if its own rows are few and short. The chain then writes its rows in the same layout, because only
+        such buffers can be promoted to SBUF."""
+        candidates = [(view, self._by_row[view.buffer]) for view in chain.sources if view.buffer in self._by_row]
+        home = next((view for _, view in chain.homes if view.rank > 1), None)
+        if not candidates and home is not None and home.elements // max(home.shape[-1], 1) < PARTITIONS:
+            candidates = [(home, home.shape[-1])] if home.shape[-1] <= _SHORT_ROW else []
+        for view, width in candidates:
+            if view.rank < 2:
+                continue
+            axes = [axis for axis, size in enumerate(view.shape) if size > 1 and abs(view.strides[axis]) >= width]
+            inner = prod(size for axis, size in enumerate(view.shape) if axis not in axes)
+            self._by_row.update(dict.fromkeys((home.buffer for _, home in chain.homes), inner))
+            return tuple(axes)
+        return None
+
+    def is_by_row(self, view: View) -> bool:
+        """True if the rows of a matrix are written one per partition. Of a loop-carried value, whose kernel follows, it
+        is assumed of matmuls' results, unless ranks exchange them in HBM."""
+        rows, width = view.shape
+        if view.buffer in self._by_row:
+            return self._by_row[view.buffer] == width
+        return self.ranks == 1 or piecewise_is_cheaper(self.k.core, self.ranks, rows, width, DType.FLOAT32)
 
     def _commit(self, fusion: EpilogueFusion, kernel_readers: Sequence[Node] = ()) -> ElementwiseChain:
         done, stored = fusion.finished(kernel_readers)
         self.groups.fuse(done)
         fusion.sources = [self._with_contiguous_runs(view) for view in fusion.sources]
-        return chain_of(fusion, [(value, self._home_in(value, fusion)) for value in stored])
+        return chain_of(fusion, [(value, self._home_in(value, fusion)) for value in stored], kernel_readers)
 
     def _home_in(self, value: Value, fusion: EpilogueFusion) -> View:
         """The location of a result that is written in tiles of a tensor of the fusion's shape."""
@@ -171,7 +238,7 @@ class Lowering:
         if fusion.by_channel:
             self._channels.add(home.buffer)
         elif len(fusion.shape) == 2 and fusion.shape[-1] == value.type.shape[-1]:
-            self._by_row.add(home.buffer)
+            self._by_row[home.buffer] = fusion.shape[-1]
         return home
 
     def _concat_home(self, value: Value, fusion: EpilogueFusion) -> View:
@@ -212,6 +279,7 @@ class Lowering:
         home = self.home(node.result)
         if home != source:
             self.copy(home, source)
+        self._early.discard(home.buffer)
         return home
 
     def number(self, value: Value) -> float | None:
@@ -248,6 +316,11 @@ class Lowering:
             return
         with self.k.loop(dst.shape[0]) as index:
             self._copy_inside(dst.pick(0, index), src.pick(0, index), outer - 1)
+
+
+def _rounds_once(value: Value, cast: Value) -> bool:
+    """True if a kernel that computes a value in float32 may store its cast instead."""
+    return value.type.dtype is DType.FLOAT32 and cast.type.dtype.is_float
 
 
 def operand_views(whole: View, node: Node) -> list[View]:

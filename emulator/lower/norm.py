@@ -25,14 +25,21 @@ from nxpipe.emulator.lower.grouping import Consumers
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.kernel_cost import KernelCost, load_cost, transpose_cost
 from nxpipe.emulator.lower.lowering import Lowering, lowers
-from nxpipe.emulator.lower.matmul.kernel import MatmulKernel
-from nxpipe.emulator.lower.matmul.linear import GatheredRows, as_matrix, output_groups, write_gathered_matmuls
-from nxpipe.emulator.lower.matmul.tiling import HbmRows, LoadRows, OutputGroup, allocate_rows
+from nxpipe.emulator.lower.matmul.chained import MatmulPlan
+from nxpipe.emulator.lower.matmul.linear import (
+    GatheredRows,
+    as_matrix,
+    matmul_plan,
+    output_groups,
+    write_gathered_matmuls,
+)
+from nxpipe.emulator.lower.matmul.tiling import HbmRows, LoadRows, allocate_rows
 from nxpipe.emulator.lower.matmul.tiling import LoadableRows as Sources
 from nxpipe.emulator.lower.tiles import WIDEST
 from nxpipe.emulator.lower.transpose import chunks_of, transpose_tile
+from nxpipe.emulator.lower.transposed_norm import NormForm, TransposedNormRows
 from nxpipe.emulator.lower.view import View, whole
-from nxpipe.emulator.ops import LayerNorm, RmsNorm, Softmax
+from nxpipe.emulator.ops import Cast, LayerNorm, RmsNorm, Softmax
 
 _UNUSED_TYPE: Final = DType.BFLOAT16  # type of the elementwise result of an instruction of which only the sum is used
 _STRIPS: Final = (WIDEST, WIDEST // 2, WIDEST // 4)
@@ -237,10 +244,26 @@ class RowBlock:
         self.k.emit(TensorTensor(engine=Engine.VECTOR, dst=dst, left=left, right=right, op=op))
         return dst
 
+    def mixed(self, dst: Tile, src: Tile, first: tuple[Alu, Tile], second: tuple[Alu, Tile]) -> Tile:
+        """`(src op column) op tensor` in one pass."""
+        (op0, operand0), (op1, right) = first, second
+        self.k.emit(
+            ScalarTensorTensor(engine=Engine.VECTOR, dst=dst, src=src, op0=op0, operand0=operand0, op1=op1, right=right)
+        )
+        return dst
+
     def function(
-        self, dst: Tile, src: Tile, function: Function, total: Tile | None = None, bias: float | Tile = 0.0
+        self,
+        dst: Tile,
+        src: Tile,
+        function: Function,
+        total: Tile | None = None,
+        bias: float | Tile = 0.0,
+        scale: float | Tile = 1.0,
     ) -> Tile:
-        self.k.emit(Activation(engine=Engine.SCALAR, dst=dst, src=src, function=function, total=total, bias=bias))
+        self.k.emit(
+            Activation(engine=Engine.SCALAR, dst=dst, src=src, function=function, total=total, bias=bias, scale=scale)
+        )
         return dst
 
     def sum_of(self, function: Function, bias: float | Tile = 0.0) -> Tile:
@@ -268,46 +291,76 @@ _PASSES: Final = 2  # passes of the vector engine over a row, without the epilog
 
 
 def write_row_kernel(
-    low: Lowering, node: Node, axes: int, fold: Callable[[RowBlock], None], kept_bytes: int = 0
+    low: Lowering,
+    node: Node,
+    axes: int,
+    fold: Callable[[RowBlock], None],
+    kept_bytes: int = 0,
+    form: NormForm | None = None,
 ) -> None:
     """Emit a row kernel over the last `axes` axes of the first operand. The other operands are rows (scale, shift) that
-    are broadcast to all rows."""
+    are broadcast to all rows. A norm has a `form`."""
     x = low.stored_view(node.operands[0])
     width = prod(x.shape[x.rank - axes :])
     flat = as_matrix(low, x, x.elements // width if width else 0, width)
     shared = [low.packed(low.view(operand)).packed_as((width,)) for operand in node.operands[1:]]
     fusion = low.groups.epilogue(node.result, width)
     consumers = low.groups.consumers(fusion, node.result, width)
-    epilogue = low.fuse_epilogue(fusion, node.result, consumers.nodes)
-    rows = RowKernel.of(low.k, flat, shared, epilogue, node.result.type.dtype.on_device, fold, kept_bytes)
-    if consumers.matmuls:
-        _write_with_matmuls(low, rows, fusion.known[consumers.value], consumers)
+    tile = fusion.known[consumers.value] if consumers.matmuls else None
+    epilogue, out = _without_cast(low.fuse_epilogue(fusion, node.result, consumers.nodes), tile)
+    epilogue = replace(epilogue, chain=replace(epilogue.chain, casting=Engine.SCALAR))
+    rows = RowKernel.of(low.k, flat, shared, epilogue, out, fold, kept_bytes)
+    if tile is not None:
+        _write_with_matmuls(low, rows, tile, consumers, form)
     else:
         rows.write()
 
 
-def _write_with_matmuls(low: Lowering, rows: RowKernel, tile: Value, consumers: Consumers) -> None:
+def _without_cast(epilogue: Epilogue, tile: Value | None) -> tuple[Epilogue, DType]:
+    """The epilogue and the type of the result. If only a cast to another float type reads the result, it is written in
+    that type at once, which rounds as the cast does."""
+    result, chain = epilogue.result, epilogue.chain
+    readers = [link for link in chain.links if result in link.operands]
+    needed = result == tile or any(value == result for value, _ in chain.homes)
+    dtype = result.type.dtype.on_device
+    if len(readers) != 1 or needed or not isinstance(readers[0].node.op, Cast) or dtype is not DType.FLOAT32:
+        return epilogue, dtype
+    cast = readers[0].node.result
+    if not cast.type.dtype.is_float:
+        return epilogue, dtype
+    links = tuple(link for link in chain.links if link is not readers[0])
+    return replace(epilogue, result=cast, chain=replace(chain, links=links)), cast.type.dtype.on_device
+
+
+def _write_with_matmuls(
+    low: Lowering, rows: RowKernel, tile: Value, consumers: Consumers, form: NormForm | None
+) -> None:
     """Emit a row kernel with the matmuls that read its rows: fused, or after the rows are stored to HBM if that is
     cheaper or SBUF lacks space for both."""
     k, dtype = low.k, consumers.value.type.dtype.on_device
-    location, groups = low.places.views.get(tile), _consumer_groups(low, rows, consumers.matmuls)
+    location, plan = low.places.views.get(tile), _consumer_plan(low, rows, consumers)
     flat = whole(0, tile.type.dtype.on_device, rows.x.shape)
     store = KernelCost(bytes=0 if location else moved(flat.far()))
     storing = ComputedRows(rows, tile, dtype).compute_cost(k.core, rows.x.shape[0]) + store
-    stored = [MatmulKernel(k, source, groups).ns for source in _row_sources(low, HbmRows(k, flat, dtype), consumers)]
+    stored = [plan.kernel(source).ns for source in _row_sources(low, HbmRows(k, flat, dtype), consumers)]
     stored_ns = min(stored, default=inf) + storing.ns(k.core)
     computed = [ComputedRows(variant, tile, dtype) for variant in rows.narrower()]
     sources = [source for rows_source in computed for source in _row_sources(low, rows_source, consumers)]
-    fused = min((MatmulKernel(k, source, groups) for source in sources), key=lambda kernel: kernel.ns, default=None)
+    if form is not None and not consumers.sharding:
+        result, chain = rows.epilogue.result, rows.epilogue.chain
+        by_row = low.is_by_row(rows.x)
+        transposed = TransposedNormRows(k, form, rows.x, rows.shared, result, rows.out, chain, tile, dtype, by_row)
+        sources += [transposed] if transposed.is_possible else []
+    fused = min((plan.kernel(source) for source in sources), key=lambda kernel: kernel.ns, default=None)
     if fused is not None and fused.ns <= stored_ns and tile.type.dtype.itemsize > 1:  # bytes cannot be transposed
         fused.write()
         return
     flat = as_matrix(low, location or low.scratch(tile.type.dtype, rows.x.shape), *rows.x.shape)
     rows.write(None if location else _store_rows(low, tile, flat))
     if consumers.sharding:
-        write_gathered_matmuls(low, flat, dtype, groups, consumers.sharding)
+        write_gathered_matmuls(low, flat, dtype, plan.groups, consumers.sharding)
     else:
-        MatmulKernel(k, HbmRows(k, flat, dtype), groups).write()
+        plan.kernel(HbmRows(k, flat, dtype)).write()
 
 
 def _row_sources(low: Lowering, own: Sources, consumers: Consumers) -> list[Sources]:
@@ -318,14 +371,17 @@ def _row_sources(low: Lowering, own: Sources, consumers: Consumers) -> list[Sour
     return [gathered] if gathered.fits else []
 
 
-def _consumer_groups(low: Lowering, rows: RowKernel, readers: Sequence[Node]) -> tuple[OutputGroup, ...]:
-    """Output groups of the matmuls. Their epilogues must not read results that the row kernel stores, because the fused
+def _consumer_plan(low: Lowering, rows: RowKernel, consumers: Consumers) -> MatmulPlan:
+    """The plan of the matmuls. Their epilogues must not read results that the row kernel stores, because the fused
     kernel may read rows before they are stored; those results are hidden while groups form."""
     views = low.places.views
     stored = {value: views.pop(value) for value, _ in rows.epilogue.chain.homes}
-    groups = output_groups(low, readers)
+    if consumers.sharding:
+        plan = MatmulPlan(low.k, output_groups(low, consumers.matmuls))
+    else:
+        plan = matmul_plan(low, consumers.matmuls, stored)
     views |= stored
-    return groups
+    return plan
 
 
 def _store_rows(low: Lowering, tile: Value, view: View) -> Callable[[Mapping[Value, Tile], Span, Span], None]:
@@ -381,7 +437,7 @@ class ComputedRows:
 
         def fill(transposed: Block, rows: Span) -> None:
             def consume(tiles: Mapping[Value, Tile], row: Span, left: Span) -> None:
-                transpose_tile(self.source.k, transposed, tiles[self.tile], left[0], row)
+                transpose_tile(self.source.k, transposed, tiles[self.tile], left[0], row, Engine.SCALAR)
 
             self.source.compute_rows(rows, shared, consume)
 
@@ -396,13 +452,19 @@ def _layer_norm(low: Lowering, node: Node, op: LayerNorm) -> None:
         inverse = rows.inverse_root(rows.sum_of(Function.SQUARE, negative), op.epsilon)
 
         def scale(piece: RowPiece, dst: Tile) -> None:
+            if len(piece.shared) == 2:  # ((x - mean) * scale) * inverse + shift: two passes instead of three
+                between = rows.tile(piece)
+                rows.mixed(between, piece.source, (Alu.SUBTRACT, mean), (Alu.MULTIPLY, piece.shared[0]))
+                rows.mixed(dst, between, (Alu.MULTIPLY, inverse), (Alu.ADD, piece.shared[1]))
+                return
             between = rows.tile(piece) if piece.shared else dst
             rows.scalar(between, piece.source, Alu.SUBTRACT, mean, (Alu.MULTIPLY, inverse))
-            _combine(rows, dst, between, piece.shared)
+            if piece.shared:
+                rows.tensor(dst, between, Alu.MULTIPLY, piece.shared[0])
 
         rows.finish(scale)
 
-    write_row_kernel(low, node, op.axes, work)
+    write_row_kernel(low, node, op.axes, work, form=NormForm(True, op.epsilon))
 
 
 @lowers(RmsNorm)
@@ -411,30 +473,14 @@ def _rms_norm(low: Lowering, node: Node, op: RmsNorm) -> None:
         inverse = rows.inverse_root(rows.sum_of(Function.SQUARE), op.epsilon)
 
         def scale(piece: RowPiece, dst: Tile) -> None:
-            if not piece.shared:
-                rows.scalar(dst, piece.source, Alu.MULTIPLY, inverse)
-                return
-            rows.k.emit(
-                ScalarTensorTensor(
-                    engine=Engine.VECTOR,
-                    dst=dst,
-                    src=piece.source,
-                    op0=Alu.MULTIPLY,
-                    operand0=inverse,
-                    op1=Alu.MULTIPLY,
-                    right=piece.shared[0],
-                )
-            )
+            if piece.shared:
+                rows.mixed(dst, piece.source, (Alu.MULTIPLY, inverse), (Alu.MULTIPLY, piece.shared[0]))
+            else:
+                rows.function(dst, piece.source, Function.COPY, scale=inverse)
 
         rows.finish(scale)
 
-    write_row_kernel(low, node, op.axes, work)
-
-
-def _combine(rows: RowBlock, dst: Tile, intermediate: Tile, shared: Sequence[Tile]) -> None:
-    """Multiply by the first shared row, add the second. The last operation rounds to the type of `dst`."""
-    for number, (op, row) in enumerate(zip((Alu.MULTIPLY, Alu.ADD), shared, strict=False), 1):
-        rows.tensor(dst if number == len(shared) else intermediate, intermediate, op, row)
+    write_row_kernel(low, node, op.axes, work, form=NormForm(False, op.epsilon))
 
 
 @lowers(Softmax)

@@ -14,7 +14,8 @@ from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Step
 from nxpipe.emulator.isa.text import affine_text, labelled, lines
 from nxpipe.emulator.lower.dataflow import Liveness
-from nxpipe.emulator.lower.parameters import StoredParameter
+from nxpipe.emulator.lower.kernel import Allocation
+from nxpipe.emulator.lower.parameters import StoredForms, StoredParameter
 from nxpipe.emulator.lower.view import View
 
 TableKey: TypeAlias = tuple[str, DType, tuple[int, ...]]  # digest of the bytes, type and shape
@@ -43,12 +44,13 @@ class PlacedGraph:
 
     target: TargetGraph
     liveness: Liveness
-    stored: Mapping[Value, StoredParameter]
+    stored: Mapping[Value, StoredForms]
     buffers: tuple[Buffer, ...]
     constants: Mapping[str, bytes]
     views: Mapping[Value, View]
+    weights: Mapping[Value, View]  # of tiled forms
     homes: Mapping[Value, View]
-    parameters: Mapping[Value, View]  # in their buffers' order of axes
+    parameters: Mapping[StoredParameter, View]  # in their buffers' order of axes
     outputs: Mapping[str, View]
     tables: Mapping[TableKey, View]
 
@@ -91,7 +93,7 @@ class EmittedProgram:
     """Instructions of all kernels in program order, without waits, and the kernels.
 
     `emitters` maps the identity of each step to the result of the node whose lowering emitted it. `reserved` are the
-    bytes per SBUF partition that a node's kernel had to leave free.
+    bytes per SBUF partition that a node's kernel had to leave free. `allocations` are the kernels' tiles by number.
     """
 
     placed: PlacedGraph
@@ -102,6 +104,7 @@ class EmittedProgram:
     constants: Mapping[str, bytes]
     kernels: tuple[KernelGroup, ...]
     emitters: Mapping[int, object]
+    allocations: Mapping[int, Allocation]
 
     def lines(self) -> Iterator[str]:
         counts = Counter[object]()
@@ -118,13 +121,14 @@ class EmittedProgram:
 
 @dataclass(frozen=True)
 class ResidentBuffer:
-    """A buffer promoted to SBUF, with its size and address in each partition, and the first and last stage of its live
-    range."""
+    """A buffer promoted to SBUF, with its size and address in each partition, the first and last stage of its live
+    range, and the number of its tiles."""
 
     buffer: Buffer
     nbytes: int
     address: int
     live_range: tuple[int, int]
+    allocation: int = 0
 
     def overlaps(self, other: "ResidentBuffer") -> bool:
         """True if both occupy a byte during a stage."""

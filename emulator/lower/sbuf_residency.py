@@ -26,7 +26,7 @@ from nxpipe.emulator.isa.constraints import MOST_AXES
 from nxpipe.emulator.isa.cost import moved
 from nxpipe.emulator.isa.dma import DmaCopy
 from nxpipe.emulator.isa.instruction import DMA_QUEUES, Instruction
-from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile
+from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile
 from nxpipe.emulator.isa.program import Buffer, Loop, Role, Step
 from nxpipe.emulator.lower.emission import emit_kernels
 from nxpipe.emulator.lower.kernel import PARTITIONS
@@ -36,27 +36,41 @@ from nxpipe.emulator.lower.records import EmittedProgram, ResidentBuffer, Reside
 
 @dataclass(frozen=True)
 class SbufMatrix:
-    """A buffer as a matrix of rows in SBUF, at an address in each partition. Row r is on partition r modulo 128."""
+    """A buffer as matrices of rows in SBUF, one for each of its tensors, at an address in each partition. Row r is on
+    partition r modulo 128. `allocation` is the number of its tiles, below 0."""
 
+    rows: int
     width: int
     address: int = 0
+    allocation: int = 0
+
+    @property
+    def elements(self) -> int:
+        """Elements of a tensor."""
+        return self.rows * self.width
 
     @property
     def block(self) -> int:
         """Elements of 128 rows."""
         return PARTITIONS * self.width
 
+    @property
+    def pitch(self) -> int:
+        """Elements of a tensor in each partition."""
+        return -(-self.rows // PARTITIONS) * self.width
+
     def tile(self, far: Far, counts: Sequence[int]) -> Tile | None:
         """The SBUF tile with the elements of an HBM access pattern; None if partitions and strides cannot express it.
 
         The pattern must start within a row and stay within it in every iteration, or a stride would reach into the next
-        row, which is on another partition."""
+        row, which is on another partition. It must stay within its tensor's blocks of rows for the same reason."""
         if far.rows is not None or far.offset.base < 0:
             return None
-        partition, start = divmod(far.offset.base % self.block, self.width)
+        tensor, rest = divmod(far.offset.base, self.elements)
+        row, start = divmod(rest, self.width)
         axes = [axis for axis in far.axes if axis.size != 1]
-        rows = axes[0].size if axes and axes[0].stride == self.width else 1
-        inner = [self._axis(axis) for axis in (axes[1:] if rows > 1 else axes)]
+        lanes = axes[0].size if axes and axes[0].stride == self.width else 1
+        inner = [self._axis(axis) for axis in (axes[1:] if lanes > 1 else axes)]
         terms = [(depth, self._inner_stride(stride)) for depth, stride in far.offset.terms]
         rotations = [(rotation, self._inner_stride(rotation.step)) for rotation in far.offset.rotations]
         strides = [
@@ -64,87 +78,120 @@ class SbufMatrix:
             *(stride for _, stride in terms),
             *(stride for _, stride in rotations),
         ]
-        if partition + rows > PARTITIONS or None in inner or None in strides or len(inner) > MOST_AXES:
+        block, partition = divmod(row, PARTITIONS)
+        if partition + lanes > PARTITIONS or None in inner or None in strides or len(inner) > MOST_AXES:
             return None
-        movements = [(axis.size, axis.stride) for axis in axes[rows > 1 :]]
+        movements = [(axis.size, axis.stride) for axis in axes[lanes > 1 :]]
         movements += [(counts[depth], stride) for depth, stride in far.offset.terms]
         movements += [(rotation.count, rotation.step) for rotation in far.offset.rotations]
-        if start + sum((count - 1) * (stride % self.block) for count, stride in movements) >= self.width:
+        steps = [(count, *self._step(stride)) for count, stride in movements]
+        last_block = block + sum((count - 1) * blocks for count, blocks, _ in steps)
+        reaches = [(count - 1) * elements for count, _, elements in steps]
+        if start + sum(reach for reach in reaches if reach < 0) < 0:
+            return None
+        if start + sum(reach for reach in reaches if reach > 0) >= self.width:
+            return None
+        if last_block * PARTITIONS + partition + lanes > self.rows:
             return None
         size = far.dtype.itemsize
-        base = far.offset.base // self.block * self.width + start
+        base = tensor * self.pitch + block * self.width + start
         offset = Affine(
             self.address + base * size,
             tuple((depth, (stride or 0) * size) for depth, stride in terms),
             tuple(RotatingOffset((stride or 0) * size, rotation.count, rotation.of) for rotation, stride in rotations),
         )
         kept_axes = tuple(axis for axis in inner if axis) or (Axis(1, 1),)
-        return Tile(Memory.SBUF, far.dtype, partition, rows, offset, kept_axes)
+        return Tile(Memory.SBUF, far.dtype, partition, lanes, offset, kept_axes, self.allocation)
+
+    def _step(self, stride: int) -> tuple[int, int]:
+        """The blocks of rows and the elements in a row of a stride in HBM."""
+        return (0, stride) if stride < 0 else divmod(stride % self.elements, self.block)
 
     def _inner_stride(self, stride: int) -> int | None:
-        """The stride in a partition for a stride in HBM: within a row, or over whole blocks of 128 rows; else None."""
-        blocks, remainder = divmod(stride, self.block)
-        return None if stride < 0 or remainder >= self.width else blocks * self.width + remainder
+        """The stride in a partition for a stride in HBM: within a row, over whole blocks of 128 rows, or over whole
+        tensors; else None."""
+        if stride < 0:
+            return stride if -stride < self.width else None
+        tensors, rest = divmod(stride, self.elements)
+        blocks, remainder = divmod(rest, self.block)
+        if remainder >= self.width:
+            return None
+        return tensors * self.pitch + blocks * self.width + remainder
 
     def _axis(self, axis: Axis) -> Axis | None:
         stride = self._inner_stride(axis.stride)
         return None if stride is None else Axis(axis.size, stride)
 
 
-def _split_rows(copy: DmaCopy, buffer: int, width: int) -> DmaCopy:
-    """An HBM copy with the row axis of one side split into blocks of 128 rows, one row per partition."""
+def _split_rows(copy: DmaCopy, buffer: int, width: int) -> tuple[DmaCopy, ...]:
+    """An HBM copy with the row axis of one side split into one row per partition: whole blocks of 128 rows, and the
+    remaining rows."""
     sides = (copy.dst, copy.src)
     if not all(isinstance(side, Far) and side.rows is None for side in sides):
-        return copy
+        return (copy,)
     own = copy.dst if isinstance(copy.dst, Far) and copy.dst.buffer == buffer else copy.src
     assert isinstance(own, Far)
     if [axis.size for axis in copy.dst.axes] != [axis.size for axis in copy.src.axes]:
-        return copy
+        return (copy,)
     split = _split(own.axes, width)
     if split is None:
-        return copy
-    dst, src = (_partitions_first(side.axes, *split) for side in sides)
-    return (
-        copy
-        if len(dst) > MOST_AXES
-        else replace(copy, dst=replace(copy.dst, axes=dst), src=replace(copy.src, axes=src))
+        return (copy,)
+    index, rows, row_elements = split
+    full, remainder = divmod(rows, PARTITIONS)
+    parts = [part for part in ((0, PARTITIONS, full), (full * PARTITIONS, remainder, 1)) if all(part[1:])]
+    copies = tuple(
+        replace(
+            copy, dst=_rows_of(copy.dst, index, part, row_elements), src=_rows_of(copy.src, index, part, row_elements)
+        )
+        for part in parts
     )
+    return (copy,) if any(len(part.dst.axes) > MOST_AXES for part in copies) else copies
 
 
 def _split(axes: Sequence[Axis], width: int) -> tuple[int, int, int] | None:
-    """The index of the axis that spans whole blocks of 128 rows, the number of blocks, and the elements per row in
-    it."""
+    """The index of the axis that spans rows, their number, and the elements per row in it. An axis of rows before all
+    others needs no split if it has at most 128 of them."""
     for index, axis in enumerate(axes):
         row_elements = width if axis.stride == 1 else 1
         rows, remainder = divmod(axis.size, row_elements)
-        if axis.stride * row_elements == width and not remainder and rows > PARTITIONS and not rows % PARTITIONS:
-            return index, rows // PARTITIONS, row_elements
+        if axis.stride * row_elements == width and not remainder and rows > 1:
+            return None if not index and row_elements == 1 and rows <= PARTITIONS else (index, rows, row_elements)
     return None
 
 
-def _partitions_first(axes: Sequence[Axis], index: int, blocks: int, row_elements: int) -> tuple[Axis, ...]:
-    stride = axes[index].stride
-    parts = (
-        Axis(blocks, stride * row_elements * PARTITIONS),
+def _rows_of(side: Place, index: int, part: tuple[int, int, int], row_elements: int) -> Far:
+    """The part of a side with `lanes` rows in each of `blocks` blocks from a first row on, rows before all other
+    axes."""
+    assert isinstance(side, Far)
+    (first, lanes, blocks), stride = part, side.axes[index].stride
+    inner = (
+        *([Axis(blocks, stride * row_elements * PARTITIONS)] if blocks > 1 else []),
         *([Axis(row_elements, stride)] if row_elements > 1 else []),
     )
-    return (Axis(PARTITIONS, stride * row_elements), *axes[:index], *parts, *axes[index + 1 :])
+    axes = (Axis(lanes, stride * row_elements), *side.axes[:index], *inner, *side.axes[index + 1 :])
+    return replace(side, offset=side.offset + first * stride * row_elements, axes=axes)
 
 
-def sbuf_copy(step: Instruction, homes: Mapping[int, SbufMatrix], counts: tuple[int, ...]) -> Instruction | None:
-    """A copy with the promoted sides in SBUF; None if a side cannot be expressed as a tile."""
+def sbuf_copy(
+    step: Instruction, homes: Mapping[int, SbufMatrix], counts: tuple[int, ...]
+) -> tuple[Instruction, ...] | None:
+    """The copies with the promoted sides in SBUF that replace a copy; None if a side cannot be expressed as a tile."""
     if not isinstance(step, DmaCopy):
         return None
+    copies = (step,)
     for name in ("dst", "src"):
         far = getattr(step, name)
         if isinstance(far, Far) and far.buffer in homes:
             home = homes[far.buffer]
-            step = _split_rows(step, far.buffer, home.width)
-            tile = home.tile(getattr(step, name), counts)
-            if tile is None:
+            copies = tuple(part for copy in copies for part in _split_rows(copy, far.buffer, home.width))
+            tiles = [home.tile(getattr(copy, name), counts) for copy in copies]
+            if None in tiles:
                 return None
-            step = replace(step, **{name: tile})  # type: ignore[arg-type]
-    return step
+            copies = tuple(
+                replace(copy, **{name: tile})  # type: ignore[arg-type]
+                for copy, tile in zip(copies, tiles, strict=True)
+            )
+    return copies
 
 
 _ALIGNMENT: Final = 64
@@ -193,14 +240,19 @@ def promote_to_sbuf(emitted: EmittedProgram) -> ResidentProgram:
         _candidates(survey, table), key=lambda candidate: (-candidate.traffic / candidate.size, candidate.buffer)
     )
     allocations: list[tuple[_Candidate, int]] = []
+    homes: dict[int, SbufMatrix] = {}
     refused = []
     for candidate in candidates:
-        address = _find_address(candidate, survey.peaks, allocations, CORES[emitted.placed.target.core].sbuf_usable)
+        number, usable = candidate.buffer, CORES[emitted.placed.target.core].sbuf_usable
+        # Two buffers may each be promotable, and a copy between them not.
+        if not _are_expressible(survey.uses[number], {**homes, number: candidate.matrix}):
+            continue
+        address = _find_address(candidate, survey.peaks, allocations, usable)
         if address is None:
             refused.append(candidate)
         else:
             allocations.append((candidate, address))
-    homes = {candidate.buffer: replace(candidate.matrix, address=address) for candidate, address in allocations}
+            homes[number] = replace(candidate.matrix, address=address, allocation=-1 - number)
     rewriter = _Rewriter(homes, table)
     loads = [rewriter.loaded(number) for number in homes if table[number].role is Role.CONSTANT]
     return ResidentProgram(
@@ -208,8 +260,8 @@ def promote_to_sbuf(emitted: EmittedProgram) -> ResidentProgram:
         buffers=tuple(table[number] for number in rewriter.numbers),
         body=(*loads, *rewriter.steps(body, ())),
         residents=tuple(
-            ResidentBuffer(table[candidate.buffer], candidate.size, address, candidate.live_range)
-            for candidate, address in allocations
+            ResidentBuffer(table[one.buffer], one.size, address, one.live_range, -1 - one.buffer)
+            for one, address in allocations
         ),
         kept=sum((survey.bytes_of(candidate) for candidate, _ in allocations), Counter[object]()),
         refused=tuple(survey.bytes_of(candidate) for candidate in refused),
@@ -292,9 +344,11 @@ def _candidates(survey: _Survey, table: Sequence[Buffer]) -> Iterator[_Candidate
         buffer = table[number]
         if buffer.role not in (Role.SCRATCH, Role.CONSTANT):
             continue
-        matrix = next((view for view in _matrices(buffer) if _is_promotable(use, number, view, buffer.dtype)), None)
+        agreements = {view: _agreement(use, number, view, buffer.dtype) for view in _matrices(buffer)}
+        promotable = [view for view, copies in agreements.items() if copies is not None]
+        matrix = max(promotable, key=lambda view: agreements[view] or 0, default=None)
         if matrix is not None:
-            size = buffer.elements * len(buffer.names) // PARTITIONS * buffer.dtype.itemsize
+            size = len(buffer.names) * matrix.pitch * buffer.dtype.itemsize
             traffic = sum(
                 prod(counts) * moved(place)
                 for copy, counts in use.copies
@@ -310,21 +364,41 @@ def _candidates(survey: _Survey, table: Sequence[Buffer]) -> Iterator[_Candidate
 
 
 def _matrices(buffer: Buffer) -> Iterator[SbufMatrix]:
-    """The views of a buffer as a matrix whose number of rows is a multiple of 128."""
-    for axis in range(len(buffer.shape), 0, -1):
-        rows, width = prod(buffer.shape[:axis]), prod(buffer.shape[axis:])
-        if width > 1 and rows and not rows % PARTITIONS:
-            yield SbufMatrix(width)
-    if buffer.elements and not buffer.elements % PARTITIONS:
-        yield SbufMatrix(1)  # a column of numbers
+    """The views of a buffer as a matrix: first those whose rows fill all partitions, last the one that has the chunks
+    of 128 elements that a transpose takes as its rows."""
+    views = [
+        SbufMatrix(prod(buffer.shape[:axis]), prod(buffer.shape[axis:])) for axis in range(len(buffer.shape), -1, -1)
+    ]
+    filled = [view for view in views if view.width > 1 and view.rows and not view.rows % PARTITIONS]
+    yield from filled
+    # A constant is loaded by one copy, which has whole blocks of rows.
+    most = PARTITIONS if buffer.role is Role.CONSTANT else buffer.elements
+    yield from (view for view in views if view not in filled and 0 < view.rows <= most and view.width)
+    chunks, remainder = divmod(buffer.shape[-1] if buffer.shape else 0, PARTITIONS)
+    if chunks > 1 and not remainder and 0 < buffer.elements // PARTITIONS <= most:
+        yield SbufMatrix(buffer.elements // PARTITIONS, PARTITIONS)
 
 
-def _is_promotable(use: _Use, number: int, matrix: SbufMatrix, dtype: DType) -> bool:
-    """True if all copies of a buffer can be expressed in SBUF, with elements of the buffer's size."""
+def _agreement(use: _Use, number: int, matrix: SbufMatrix, dtype: DType) -> int | None:
+    """How many copies of a buffer, counted with their loops, leave every element on its partition; None if a copy
+    cannot be expressed in SBUF, with elements of the buffer's size."""
     places = [place for copy, _ in use.copies for place in copy.places.values()]
     accesses = [place for place in places if isinstance(place, Far) and place.buffer == number]
-    same_size = all(place.dtype.itemsize == dtype.itemsize for place in accesses)
-    return same_size and all(sbuf_copy(copy, {number: matrix}, counts) is not None for copy, counts in use.copies)
+    if any(place.dtype.itemsize != dtype.itemsize for place in accesses):
+        return None
+    agreeing = 0
+    for copy, counts in use.copies:
+        moved_copies = sbuf_copy(copy, {number: matrix}, counts)
+        if moved_copies is None:
+            return None
+        for part in moved_copies:
+            sides = {(side.start, side.partitions) for side in part.places.values() if isinstance(side, Tile)}
+            agreeing += prod(counts) * (len(part.places) == 2 and len(sides) == 1)
+    return agreeing
+
+
+def _are_expressible(use: _Use, homes: Mapping[int, SbufMatrix]) -> bool:
+    return all(sbuf_copy(copy, homes, counts) is not None for copy, counts in use.copies)
 
 
 def _find_address(
@@ -366,7 +440,8 @@ class _Rewriter:
         """The load of a promoted constant, at the start of the program."""
         home, buffer = self._homes[number], self._table[number]
         rows = buffer.elements // home.width
-        axes = (Axis(PARTITIONS, home.width), Axis(rows // PARTITIONS, home.block), Axis(home.width, 1))
+        lanes = min(rows, PARTITIONS)
+        axes = (Axis(lanes, home.width), Axis(rows // lanes, home.block), Axis(home.width, 1))
         source = Far(number, buffer.dtype, Affine(), axes)
         tile = home.tile(source, ())
         assert tile is not None  # a candidate has whole blocks of rows
@@ -376,15 +451,16 @@ class _Rewriter:
         for step in body:
             if isinstance(step, Loop):
                 yield Loop(step.count, tuple(self.steps(step.body, (*counts, step.count))))
-            else:
-                yield self._step(step, counts)
+                continue
+            buffers = {place.buffer for place in step.places.values() if isinstance(place, Far)}
+            if buffers.isdisjoint(self._homes):
+                yield self._renumbered(step)
+                continue
+            copies = sbuf_copy(step, self._homes, counts)
+            assert copies is not None  # `_is_promotable` has checked every copy
+            yield from map(self._renumbered, copies)
 
-    def _step(self, step: Instruction, counts: tuple[int, ...]) -> Instruction:
-        buffers = {place.buffer for place in step.places.values() if isinstance(place, Far)}
-        if not buffers.isdisjoint(self._homes):
-            moved_step = sbuf_copy(step, self._homes, counts)
-            assert moved_step is not None  # `_is_promotable` has checked every copy
-            step = moved_step
+    def _renumbered(self, step: Instruction) -> Instruction:
         hbm_places = {name: place for name, place in step.places.items() if isinstance(place, Far)}
         changed = {name: replace(place, buffer=self.numbers[place.buffer]) for name, place in hbm_places.items()}
         return replace(step, **changed) if changed else step  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
 from nxpipe.emulator.lower.lanes import Lanes, bitcast_tile, bits
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.reduce import matrix
-from nxpipe.emulator.lower.tiles import WIDEST, channel_tiles, each_tile, fill
+from nxpipe.emulator.lower.tiles import WIDEST, channel_tiles, each_box, each_tile, fill
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import ArgSort, Binary, Cast, Unary, Where
 from nxpipe.emulator.ops.base import Operator
@@ -33,7 +33,7 @@ _STEP: Final = 64  # elements: tile widths are multiples of it
 
 @lowers(Binary, Cast, Unary, Where)
 def _elementwise(low: Lowering, node: Node, op: Operator) -> None:
-    if is_exact(node):
+    if is_exact(node) or low.groups.is_cast_by_matmuls(node):
         low.alias(node.result, low.stored_view(node.operands[0]))
         return
     chain = low.chain(node)
@@ -43,8 +43,7 @@ def _elementwise(low: Lowering, node: Node, op: Operator) -> None:
             with low.k.scope():
                 chain.apply_to(low.k, pieces, {})
         return
-    by_row = low.keeps_rows(chain)
-    for _, _, pieces in each_tile(low.k, chain.views, max(min(widest, WIDEST), _STEP), by_row):
+    for pieces in each_box(low.k, chain.views, max(min(widest, WIDEST), _STEP), low.row_axes(chain)):
         with low.k.scope():
             chain.apply_to(low.k, pieces, {})
 

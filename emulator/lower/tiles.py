@@ -6,6 +6,8 @@ from math import prod
 from typing import Final
 
 from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.constraints import MOST_AXES
+from nxpipe.emulator.isa.cost import ISSUE
 from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.vector import Memset
 from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel, Span
@@ -16,13 +18,10 @@ _LEAST_ROW: Final = 128  # elements of a row of a line
 WIDEST: Final = 2048  # free elements of a tile: enough to make fixed costs per instruction negligible
 
 
-def each_tile(
-    k: Kernel, views: Sequence[View], widest: int = WIDEST, by_row: bool = False
-) -> Iterator[tuple[int, int, list[View]]]:
+def each_tile(k: Kernel, views: Sequence[View], widest: int = WIDEST) -> Iterator[tuple[int, int, list[View]]]:
     """Tile several views of one shape; yields partitions and free elements of each tile, and its part of every view.
-    The body of the `for` statement is emitted once per tile size. With `by_row`, rows are not merged into longer
-    ones."""
-    merged = _by_row(views) if by_row and views[0].rank > 1 else views[0].merged(views[1:])
+    The body of the `for` statement is emitted once per tile size."""
+    merged = views[0].merged(views[1:])
     if not merged[0].elements:
         return
     if merged[0].rank == 0:
@@ -31,16 +30,6 @@ def each_tile(
         yield from _line_tiles(k, merged, widest)
     else:
         yield from _box_tiles(k, merged, widest)
-
-
-def _by_row(views: Sequence[View]) -> tuple[View, ...]:
-    """The views with as few axes as possible before the last axis, which stays as it is."""
-    first, *others = [replace(view, shape=view.shape[:-1], strides=view.strides[:-1]) for view in views]
-    merged = first.merged(others)
-    return tuple(
-        replace(view, shape=(*view.shape, original.shape[-1]), strides=(*view.strides, original.strides[-1]))
-        for view, original in zip(merged, views, strict=True)
-    )
 
 
 def _line_tiles(k: Kernel, views: Sequence[View], widest: int) -> Iterator[tuple[int, int, list[View]]]:
@@ -74,6 +63,96 @@ def _inside(k: Kernel, views: Sequence[View], widest: int) -> Iterator[tuple[int
     for top, height in k.spans(rows, PARTITIONS):
         for left, width in k.spans(columns, widest):
             yield height, width, [view.cut((top, height), (left, width)) for view in views]
+
+
+_MOST_FREE: Final = MOST_AXES - 1
+
+
+def each_box(
+    k: Kernel, views: Sequence[View], widest: int = WIDEST, rows: Sequence[int] | None = None
+) -> Iterator[list[View]]:
+    """Tile several views of one shape; yields the part of every view in each tile: the partition axis and up to three
+    free axes. `rows` are the axes whose elements belong on different partitions; without them, the axes are chosen that
+    take the fewest cycles."""
+    if not views[0].elements:
+        return
+    if rows is None and len((merged := views[0].merged(views[1:]))[0].shape) < 2:
+        if merged[0].rank and (chunks := _few_long_rows(views[0])):
+            yield from _chunk_boxes(k, merged, chunks, widest)
+            return
+        for _, _, pieces in each_tile(k, views, widest):
+            yield pieces
+        return
+    if rows is not None:
+        arranged, partition = _rows_first(views, rows)
+    else:
+        arranged = list(merged)
+        partition = min(range(merged[0].rank - 1), key=lambda axis: _box_cycles(merged[0].shape, axis, widest))
+    others = [axis for axis in range(arranged[0].rank) if axis != partition]
+    looped, step = _free_axes([arranged[0].shape[axis] for axis in others], widest)
+    order = (*others[:looped], partition, *others[looped:])
+    yield from _boxes(k, [view.transposed(order) for view in arranged], looped, step)
+
+
+def _few_long_rows(view: View) -> int:
+    """The number of chunks of 128 elements in fewer than 128 long rows; 0 if the tiles of the chunks do not fill whole
+    lanes. A norm transposes such rows by their chunks."""
+    chunks, remainder = divmod(view.elements, PARTITIONS)
+    width = view.shape[-1] if view.rank else 1
+    few = width % PARTITIONS == 0 < width and view.elements // width < PARTITIONS
+    return chunks if few and not remainder and (chunks <= PARTITIONS or not chunks % PARTITIONS) else 0
+
+
+def _chunk_boxes(k: Kernel, views: Sequence[View], chunks: int, widest: int) -> Iterator[list[View]]:
+    """Chunk c on partition c modulo 128."""
+    lanes = min(chunks, PARTITIONS)
+    boxes = [
+        replace(view, shape=(lanes, chunks // lanes, PARTITIONS), strides=(PARTITIONS * s, lanes * PARTITIONS * s, s))
+        for view in views
+        for s in view.strides
+    ]
+    for first, count in k.spans(chunks // lanes, max(widest // PARTITIONS, 1)):
+        yield [box.cut((0, lanes), (first, count)) for box in boxes]
+
+
+def _boxes(k: Kernel, views: Sequence[View], looped: int, step: int) -> Iterator[list[View]]:
+    if looped:
+        with k.loop(views[0].shape[0]) as index:
+            yield from _boxes(k, [view.pick(0, index) for view in views], looped - 1, step)
+        return
+    for top, height in k.spans(views[0].shape[0], PARTITIONS):
+        for left, width in k.spans(views[0].shape[1], step):
+            yield [view.cut((top, height), (left, width)) for view in views]
+
+
+def _rows_first(views: Sequence[View], rows: Sequence[int]) -> tuple[list[View], int]:
+    """The views with as few axes as possible, those of rows before the others, and the longest axis of rows."""
+    inner = [axis for axis in range(views[0].rank) if axis not in rows]
+    first, *others = [view.transposed(rows) for view in views]
+    outer = [view if view.rank else _with_axes(view, 1) for view in first.merged(others)]
+    first, *others = [view.transposed(inner) for view in views]
+    free = [view if view.rank else _with_axes(view, 1) for view in first.merged(others)]
+    joined = [
+        replace(row, shape=(*row.shape, *column.shape), strides=(*row.strides, *column.strides))
+        for row, column in zip(outer, free, strict=True)
+    ]
+    return joined, max(range(outer[0].rank), key=lambda axis: outer[0].shape[axis])
+
+
+def _free_axes(sizes: Sequence[int], widest: int) -> tuple[int, int]:
+    """The number of axes to loop over, and how many elements of the first of the others a tile has."""
+    looped, inside = len(sizes) - 1, 1
+    while looped and len(sizes) - looped < _MOST_FREE and 2 * inside * sizes[looped] <= widest:
+        inside *= sizes[looped]
+        looped -= 1
+    return looped, max(min(sizes[looped], widest // inside), 1)
+
+
+def _box_cycles(shape: Sequence[int], partition: int, widest: int) -> float:
+    others = [size for axis, size in enumerate(shape) if axis != partition]
+    looped, step = _free_axes(others, widest)
+    tiles = prod(others[:looped]) * -(-shape[partition] // PARTITIONS) * -(-others[looped] // step)
+    return tiles * max(ISSUE, step * prod(others[looped + 1 :]))
 
 
 def _folded(view: View, start: Affine, rows: int, width: int) -> View:

@@ -12,17 +12,18 @@ does not: it multiplies by ones and zeros, and infinity times 0 is NaN.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.affine import Affine, divided
+from nxpipe.emulator.isa.affine import Affine, affine, divided
 from nxpipe.emulator.isa.instruction import Engine
-from nxpipe.emulator.isa.operands import Memory, Tile
+from nxpipe.emulator.isa.operands import Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.scalar import Activation, Function
 from nxpipe.emulator.isa.tensor import NcTranspose
 from nxpipe.emulator.isa.vector import TensorCopy
-from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span, TiledBlock
+from nxpipe.emulator.lower.view import TiledView, View
 
 CHUNKS_PER_LOAD: Final = 16  # chunks loaded per transpose: 4 KiB of two-byte elements per row
 
@@ -56,6 +57,26 @@ def load_matrix(k: Kernel, dst: Block, view: View) -> None:
         _load_as_stored(k, dst, view)
 
 
+def load_tiled(k: Kernel, view: TiledView, rows: Span, columns: Span, inside: Span, buffers: int) -> TiledBlock:
+    """Load a span of chunks, given as first chunk and number of rows, and a span of columns of a tiled matrix;
+    `inside` as in `TiledView.loads`."""
+    (chunk, depth), (_, width) = rows, columns
+    block = k.tile(view.dtype, PARTITIONS, chunks_of(depth), width, buffers=buffers)
+    for dst, far in tiled_reads(view, block, chunk, depth, columns, inside):
+        k.copy(dst, far)
+    return TiledBlock(**vars(block), tile=view.tile, whole_chunks=depth // PARTITIONS)
+
+
+def tiled_reads(
+    view: TiledView, block: Block, chunk: Affine | int, depth: int, columns: Span, inside: Span
+) -> Iterator[tuple[Tile, Far]]:
+    """The destination in a block and the source of each read."""
+    for first, lanes, far in view.loads(chunk, depth, columns, inside):
+        axes = contiguous(*(axis.size for axis in far.axes[1:]))
+        offset = block.offset + first * block.dtype.itemsize
+        yield Tile(block.memory, block.dtype, 0, lanes, offset, axes, block.allocation), far
+
+
 def _load_as_stored(k: Kernel, dst: Block, view: View) -> None:
     full, remainder = divmod(view.shape[0], PARTITIONS)
     width = view.shape[1]
@@ -69,7 +90,8 @@ def _load_as_stored(k: Kernel, dst: Block, view: View) -> None:
 
 def _load_transposed(k: Kernel, dst: Block, view: View) -> None:
     rows = view.transposed((1, 0))
-    dtype = transpose_type(view.dtype)
+    # The shorter type is transposed: DMA rounds what is stored in a longer one, a copy from PSUM widens the shorter.
+    dtype = transpose_type(min(view.dtype, dst.dtype, key=lambda dtype: dtype.itemsize))
     full, remainder = divmod(view.shape[0], PARTITIONS)
     for top, count in k.spans(view.shape[1], PARTITIONS):
         for first, chunks in k.spans(full, CHUNKS_PER_LOAD):
@@ -104,31 +126,52 @@ def transpose_block(
             with k.loop(chunks) as chunk:
                 source = rows_tile.cut(count, (begin + chunk, 1))
                 k.emit(NcTranspose(engine=Engine.TENSOR, dst=transposed.cut(depth, (chunk, 1)), src=source))
-            target = dst.cut(depth, (begin + first, chunks), columns)
-            if engine is Engine.SCALAR:
-                k.emit(Activation(engine=engine, dst=target, src=transposed.whole, function=Function.COPY))
-            else:
-                k.emit(TensorCopy(engine=engine, dst=target, src=transposed.whole))
+            copy_from_psum(k, dst.cut(depth, (begin + first, chunks), columns), transposed, engine)
 
 
-def transpose_tile(k: Kernel, dst: Block, tile: Tile, left: Affine | int, rows: Span) -> None:
+def transpose_parts(
+    k: Kernel, dst: Block, src: Block, parts: tuple[Span, Span], depth: int, bank: Block | None = None
+) -> None:
+    """Transpose chunks of `depth` elements of several heads, from rows [rows, heads, elements] to [128 elements, heads,
+    chunks, rows]; `parts` are the heads and the chunks. `bank` is PSUM to use."""
+    (head, heads), (chunk, chunks) = parts
+    count = src.partitions
+    if bank is None:
+        transposed = k.tile(src.dtype, depth, heads, chunks, count, memory=Memory.PSUM, buffers=2)
+    else:
+        transposed = Block(Memory.PSUM, src.dtype, depth, (heads, chunks, count), bank.offset, bank.allocation)
+    with k.loop(heads) as head_offset, k.loop(chunks) as chunk_offset:
+        start = (affine(chunk) + chunk_offset) * PARTITIONS
+        source = src.cut(count, (affine(head) + head_offset, 1), (start, depth))
+        k.emit(
+            NcTranspose(
+                engine=Engine.TENSOR, dst=transposed.cut(depth, (head_offset, 1), (chunk_offset, 1)), src=source
+            )
+        )
+    copy_from_psum(k, dst.cut(depth, (head, heads), (chunk, chunks)), transposed, Engine.SCALAR)
+
+
+def transpose_tile(
+    k: Kernel, dst: Block, tile: Tile, left: Affine | int, rows: Span, engine: Engine = Engine.VECTOR
+) -> None:
     """Transpose rows in SBUF into the columns `rows` of [128, chunks, rows]. `left` is the tile's first column in the
-    matrix, a multiple of 128."""
+    matrix, a multiple of 128. `engine` copies the result from PSUM."""
     first = divided(left, PARTITIONS)
     full, remainder = divmod(tile.elements, PARTITIONS)
     if full:
-        transpose_block(
-            k, dst, Block(tile.memory, tile.dtype, tile.partitions, (full, PARTITIONS), tile.offset), first, rows
-        )
+        block = Block(tile.memory, tile.dtype, tile.partitions, (full, PARTITIONS), tile.offset, tile.allocation)
+        transpose_block(k, dst, block, first, rows, engine)
     if remainder:
         offset = tile.offset + full * PARTITIONS * tile.dtype.itemsize
-        transpose_block(
-            k, dst, Block(tile.memory, tile.dtype, tile.partitions, (1, remainder), offset), first + full, rows
-        )
+        block = Block(tile.memory, tile.dtype, tile.partitions, (1, remainder), offset, tile.allocation)
+        transpose_block(k, dst, block, first + full, rows, engine)
 
 
-def transpose_heads(k: Kernel, dst: Block, source: View, first: int = 0) -> None:
-    """Load heads [heads, rows, elements] into [128, chunks, heads, rows], with the elements on the partitions."""
+def transpose_heads(
+    k: Kernel, dst: Block, source: View, first: Affine | int = 0, engine: Engine = Engine.VECTOR
+) -> None:
+    """Load heads [heads, rows, elements] into [128, chunks, heads, rows], with the elements on the partitions. `engine`
+    copies the transposed elements from PSUM."""
     heads, rows, elements = source.shape
     if not elements:
         return
@@ -145,22 +188,36 @@ def transpose_heads(k: Kernel, dst: Block, source: View, first: int = 0) -> None
             k.copy(loaded.whole, source.transposed((1, 0, 2)).cut((top, count)).far())
             for head, heads_in_bank in k.spans(heads, k.core.psum_bank // (count * dtype.itemsize)):
                 for chunk, depth in each_chunk(k, elements):
-                    _transpose_heads_of_chunk(
-                        k, dst, loaded, (chunk, depth), (head, heads_in_bank), first, (top, count)
-                    )
+                    with k.scope():
+                        _transpose_heads_of_chunk(
+                            k, dst, loaded, (chunk, depth), (head, heads_in_bank), first, (top, count), engine
+                        )
 
 
 def _transpose_heads_of_chunk(
-    k: Kernel, dst: Block, loaded: Block, chunk: tuple[Affine, int], heads: Span, first: int, rows: Span
+    k: Kernel,
+    dst: Block,
+    loaded: Block,
+    chunk: tuple[Affine, int],
+    heads: Span,
+    first: Affine | int,
+    rows: Span,
+    engine: Engine,
 ) -> None:
     (number, depth), (head, head_count), count = chunk, heads, rows[1]
-    with k.scope():
-        transposed = k.tile(loaded.dtype, depth, head_count, count, memory=Memory.PSUM, buffers=2)
-        with k.loop(head_count) as offset:
-            source = loaded.cut(count, (offset + head, 1), (number * PARTITIONS, depth))
-            k.emit(NcTranspose(engine=Engine.TENSOR, dst=transposed.cut(depth, (offset, 1)), src=source))
-        target = dst.cut(depth, (number, 1), (head + first, head_count), rows)
-        k.emit(TensorCopy(engine=Engine.VECTOR, dst=target, src=transposed.whole))
+    transposed = k.tile(loaded.dtype, depth, head_count, count, memory=Memory.PSUM, buffers=2)
+    with k.loop(head_count) as offset:
+        source = loaded.cut(count, (offset + head, 1), (number * PARTITIONS, depth))
+        k.emit(NcTranspose(engine=Engine.TENSOR, dst=transposed.cut(depth, (offset, 1)), src=source))
+    copy_from_psum(k, dst.cut(depth, (number, 1), (head + first, head_count), rows), transposed, engine)
+
+
+def copy_from_psum(k: Kernel, dst: Tile, block: Block, engine: Engine) -> None:
+    """Copy a block on the vector or on the scalar engine."""
+    if engine is Engine.SCALAR:
+        k.emit(Activation(engine=engine, dst=dst, src=block.whole, function=Function.COPY))
+    else:
+        k.emit(TensorCopy(engine=engine, dst=dst, src=block.whole))
 
 
 def each_slab(k: Kernel, size: int, chunks: int) -> Iterator[tuple[Affine, int]]:
@@ -215,6 +272,24 @@ def _copy_matrix(k: Kernel, dst: View, src: View) -> None:
                 for chunk, depth in k.chunks(height):
                     target = dst.cut((top + chunk * PARTITIONS, depth), (left, width))
                     k.copy(target.far(), block.cut(depth, (chunk, 1)))
+
+
+def load_column(k: Kernel, vector: View) -> Block:
+    """Load a vector into a block [128, 1, chunks] of float32: element 128 c + p into partition p."""
+    full, rest = divmod(vector.shape[0], PARTITIONS)
+    block = k.tile(DType.FLOAT32, PARTITIONS, 1, full + bool(rest))
+    if full:
+        with k.scope():
+            part = vector.cut((0, full * PARTITIONS)).reshaped((full, PARTITIONS))
+            assert part is not None  # splitting an axis is always possible
+            stored = k.tile(vector.dtype, PARTITIONS, 1, full)
+            _load_part(k, stored, part)
+            dst = block.cut(PARTITIONS, (0, 1), (0, full))
+            k.emit(TensorCopy(engine=Engine.VECTOR, dst=dst, src=stored.whole))
+    if rest:
+        last = replace(vector.cut((full * PARTITIONS, rest)), shape=(rest, 1), strides=(*vector.strides, 1))
+        k.copy(block.cut(rest, (0, 1), (full, 1)), last.far())
+    return block
 
 
 def _load_part(k: Kernel, block: Block, part: View) -> None:

@@ -9,7 +9,7 @@ from math import prod
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, affine
 from nxpipe.emulator.isa.operands import Axis, Far
-from nxpipe.emulator.lower.kernel import Span
+from nxpipe.emulator.lower.kernel import PARTITIONS, Span
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,45 @@ class View:
             )
             for number, view in enumerate(views)
         )
+
+
+@dataclass(frozen=True)
+class TiledView(View):
+    """A parameter [contraction, columns] stored in tiles (`Buffer.tile`). Strides cannot express it: only matmuls read
+    it, through `loads`."""
+
+    tile: int
+
+    def loads(self, chunk: Affine | int, depth: int, columns: Span, inside: Span) -> list[tuple[int, int, Far]]:
+        """The reads that fill a `TiledBlock` with `depth` rows from `chunk` on: the first element of each in a
+        partition of the block, its number of partitions, and the operand. `columns` begin at a tile, or lie within the
+        tile `inside` (its first column and its width)."""
+        (rows, total), (column, width), (first, tile) = self.shape, columns, inside
+        chunks, rest = divmod(depth, PARTITIONS)
+        all_chunks = rows // PARTITIONS
+        lanes = Axis(PARTITIONS, all_chunks * total)
+        reads: list[tuple[int, int, Affine, tuple[Axis, ...]]] = []
+        if width < tile:
+            start = affine(first) * all_chunks + affine(chunk) * tile + (affine(column) + affine(first) * -1)
+            reads.append((0, PARTITIONS, start, (lanes, Axis(chunks, tile), Axis(width, 1))))
+        elif chunks == all_chunks:
+            start = affine(column) * all_chunks
+            reads.append((0, PARTITIONS, start, (lanes, Axis(chunks, width), Axis(width, 1))))
+        else:
+            whole, last = divmod(width, self.tile)
+            start = affine(column) * all_chunks + affine(chunk) * self.tile
+            tiles = (lanes, Axis(whole, all_chunks * self.tile), Axis(chunks * self.tile, 1))
+            reads.append((0, PARTITIONS, start, tiles))
+            start = (affine(column) + whole * self.tile) * all_chunks + affine(chunk) * last
+            tiles = (lanes, Axis(chunks, last), Axis(last, 1))
+            reads.append((whole * self.tile * chunks, PARTITIONS, start, tiles))
+        start = affine(column) + all_chunks * PARTITIONS * total
+        reads.append((chunks * width, rest, start, (Axis(rest, total), Axis(width, 1))))
+        return [
+            (at, lanes_read, Far(self.buffer, self.dtype, self.offset + start, axes))
+            for at, lanes_read, start, axes in reads
+            if all(axis.size for axis in axes)
+        ]
 
 
 def packed(shape: tuple[int, ...]) -> tuple[int, ...]:

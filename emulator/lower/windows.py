@@ -190,7 +190,7 @@ def load_lanes(k: Kernel, block: Block, view: View) -> None:
         for number, offset in _offsets(k, inner, loops):
             part = tuple(map(Axis, inner.shape[loops:], inner.strides[loops:]))
             width = prod(inner.shape[loops:])
-            tile = Tile(block.memory, block.dtype, 0, count, block.offset, contiguous(chunks * width))
+            tile = replace(block.whole, partitions=count, axes=contiguous(chunks * width))
             moved = replace(tile, offset=tile.offset + (number * width + first * size) * block.dtype.itemsize)
             k.copy(moved, replace(far, offset=far.offset + offset, axes=(*axes, *part)))
 

@@ -19,11 +19,14 @@ from nxpipe.emulator.ops import (
     Attention,
     Binary,
     Broadcast,
+    Concat,
+    Flip,
     Linear,
     MatMul,
     Reduce,
     Reshape,
     RmsNorm,
+    Slice,
     Softmax,
     Transpose,
     Unary,
@@ -292,8 +295,59 @@ def _scores(view: _View, value: Value) -> tuple[Node | None, float]:
     return (node if node is not None and isinstance(node.op, MatMul) else None), scale
 
 
+def swapped_halves(view: _View, node: Node) -> Value | None:
+    """concat(-x[h:], x[:h]) * y, as in rotary embeddings: the halves of x in the opposite order are a view, and the
+    signs are applied to y, which all heads share. Changes of sign are exact."""
+    for joined, factor in _sides(_factors(node)):
+        halves = _halves(view, joined)
+        if halves is None or factor.type.shape[-1:] != joined.type.shape[-1:]:
+            continue
+        x, signs = halves
+        half, rank = x.type.shape[-1] // 2, x.type.rank
+
+        def split(value: Value, half: int = half) -> Value:
+            return view.builder.add(Reshape((*value.type.shape[:-1], 2, half)), value, origin=node.origin)
+
+        flipped = view.builder.add(Flip((rank - 1,)), split(x), origin=node.origin)
+        scale = split(factor)
+        if signs != (1, 1):
+            table = view.builder.constant(np.array(signs, np.float32)[:, None], factor.type.dtype)
+            scale = view.builder.add(Binary("multiply"), scale, table, origin=node.origin)
+        product = view.builder.add(Binary("multiply"), flipped, scale, origin=node.origin)
+        return view.builder.add(Reshape(node.result.type.shape), product, origin=node.origin)
+    return None
+
+
+def _factors(node: Node) -> tuple[Value, Value] | None:
+    if node.op != Binary("multiply") or not all(operand.type.dtype.is_float for operand in node.operands):
+        return None
+    return node.operands[0], node.operands[1]
+
+
+def _halves(view: _View, value: Value) -> tuple[Value, tuple[int, int]] | None:
+    """The x of a concatenation of the second and the first half of x along the last axis, with the sign of each."""
+    joined = view.builder.node_of(value)
+    if joined is None or joined.op != Concat(value.type.rank - 1) or len(joined.operands) != 2:
+        return None
+    sources, signs = [], []
+    for number, operand in enumerate(joined.operands):
+        part = view.builder.node_of(operand)
+        signs.append(1)
+        if part is not None and part.op == Unary("negate"):
+            signs[-1], part = -1, view.builder.node_of(part.operands[0])
+        if part is None or not isinstance(part.op, Slice):
+            return None
+        (x,), (*outer, size) = part.operands, part.operands[0].type.shape
+        first = 0 if number else size // 2
+        starts, stops = (*(0,) * len(outer), first), (*outer, first + size // 2)
+        if size % 2 or part.op != Slice(starts, stops, (1,) * x.type.rank):
+            return None
+        sources.append(x)
+    return (sources[0], (signs[0], signs[1])) if sources[0] == sources[1] else None
+
+
 Pattern = Callable[[_View, Node], Value | None]
-PATTERNS: tuple[Pattern, ...] = (rms_norm, tanh_gelu, silu, bias, decomposed_attention, grouped_heads)
+PATTERNS: tuple[Pattern, ...] = (rms_norm, tanh_gelu, silu, bias, decomposed_attention, grouped_heads, swapped_halves)
 
 
 def recognise_causal(graph: Graph, _: PassOptions) -> Graph:

@@ -14,12 +14,14 @@ from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.graph import Graph, live_nodes
 from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.repeat import unroll
-from nxpipe.emulator.ir.types import TensorType
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import (
+    Attention,
     Binary,
     Broadcast,
     Cast,
     Concat,
+    Gather,
     Index,
     Operator,
     Reshape,
@@ -185,17 +187,52 @@ def transpose_of_units_is_reshape(builder: GraphBuilder, node: Node) -> Step:
     return replace(node, op=Reshape(node.result.type.shape)) if moved == sorted(moved) else None
 
 
-def drop_neutral_scalars(builder: GraphBuilder, node: Node) -> Step:
-    """Remove x * 1, `x and true`, integer + 0. Adding 0 to a float is kept, because it turns -0 into 0."""
+def narrow_before_moving(builder: GraphBuilder, node: Node) -> Step:
+    """Cast to a narrower float before a reshape or transposition, not after it: fewer bytes are moved, and the node
+    before them can round its result itself."""
+    source = node.operands[0] if isinstance(node.op, Cast) else None
+    moves: list[Node] = []
+    while source is not None and (first := builder.node_of(source)) and isinstance(first.op, Reshape | Transpose):
+        moves.append(first)
+        source = first.operands[0]
+    if source is None or not moves:
+        return None
+    wide, narrow = source.type.dtype, node.result.type.dtype
+    if not (wide.is_float and narrow.is_float and narrow.itemsize < wide.itemsize):
+        return None
+    value = builder.add(node.op, source, origin=node.origin)
+    for move in reversed(moves):
+        value = builder.add(move.op, value, origin=move.origin)
+    return value
+
+
+def drop_neutral_constants(builder: GraphBuilder, node: Node) -> Step:
+    """Remove x * 1, `x and true`, integer + 0. Adding 0 to a float is kept, because it turns -0 into 0. Where the
+    constant has more axes than x, or longer ones, x is repeated along them, which a view does."""
     if not isinstance(node.op, Binary):
         return None
     for operand, other in (node.operands, node.operands[::-1]):
         table = builder.table_of(other)
-        if table is not None and not table.ndim and operand.type == node.result.type:
+        if table is not None and table.size and operand.type.dtype is node.result.type.dtype:
             neutral = _neutral(node.op.function, operand)
-            if neutral is not None and table[()] == neutral:
-                return operand
+            if neutral is not None and (table == neutral).all():
+                shape = node.result.type.shape
+                same = operand.type.shape == shape
+                return operand if same else replace(node, op=Broadcast(shape), operands=(operand,))
     return None
+
+
+def drop_mask_without_effect(builder: GraphBuilder, node: Node) -> Step:
+    """Remove the mask of an attention if it is true everywhere."""
+    if not isinstance(node.op, Attention) or len(node.operands) < 4:
+        return None
+    *matrices, mask = node.operands
+    while (first := builder.node_of(mask)) is not None and isinstance(first.op, Broadcast | Reshape | Transpose):
+        (mask,) = first.operands
+    table = builder.table_of(mask)
+    if table is None or mask.type.dtype is not DType.BOOL or not table.all():
+        return None
+    return replace(node, operands=tuple(matrices))
 
 
 def _neutral(function: str, value: Value) -> object:
@@ -253,12 +290,39 @@ def slice_instead_of_counted_index(builder: GraphBuilder, node: Node) -> Step:
     return replace(node, op=Slice(tuple(starts), tuple(stops), tuple(steps)), operands=(x,))
 
 
+def slice_instead_of_counted_gather(builder: GraphBuilder, node: Node) -> Step:
+    """Replace a gather of evenly spaced constant indices by a slice, and of one repeated index by a broadcast slice:
+    embeddings of consecutive positions, and of a single token type, need no indirect access."""
+    if not isinstance(node.op, Gather):
+        return None
+    x, axis, result = node.operands[0], node.op.axis, node.result.type.shape
+    table = builder.table_of(node.operands[1])
+    if table is None or not table.size:
+        return None
+    positions = table.ravel()
+    first, last = int(positions[0]), int(positions[-1])
+    step = int(positions[1]) - first if positions.size > 1 else 1
+    is_spaced = np.array_equal(positions, first + step * np.arange(positions.size))
+    if not is_spaced or step < 0 or first < 0 or last >= x.type.shape[axis]:
+        return None
+    starts, stops, steps = [0] * x.type.rank, list(x.type.shape), [1] * x.type.rank
+    starts[axis], stops[axis], steps[axis] = first, last + 1, max(step, 1)
+    rows = builder.add(Slice(tuple(starts), tuple(stops), tuple(steps)), x, origin=node.origin)
+    if step:
+        return replace(node, op=Reshape(result), operands=(rows,))
+    one = (*result[:axis], *(1,) * table.ndim, *result[axis + table.ndim :])
+    return replace(node, op=Broadcast(result), operands=(builder.add(Reshape(one), rows, origin=node.origin),))
+
+
 RULES: tuple[Rule, ...] = (
     drop_no_ops,
     merge_moves,
     transpose_of_units_is_reshape,
-    drop_neutral_scalars,
+    narrow_before_moving,
+    drop_neutral_constants,
+    drop_mask_without_effect,
     square_instead_of_power,
     reshape_instead_of_trivial_index,
     slice_instead_of_counted_index,
+    slice_instead_of_counted_gather,
 )

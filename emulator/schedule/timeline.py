@@ -6,26 +6,31 @@ indices of other loops. The result may differ between iterations; in the first i
 instruction of the previous iteration is before the loop. Sets of iterations are represented as boxes, a range of
 indices of each loop, and a box is split where results differ.
 
-The timeline simulates the engines' queues and semaphore waits with the documented instruction times. It skips the
-iterations of a loop in a steady state.
+The timeline simulates the engines' queues and semaphore waits with the documented instruction times, the DMA engines
+that all queues share (`dma_engines.py`), the memory ports that engines of v2 share, and collectives over the links of
+an instance. It skips the iterations of a loop in a steady state.
 """
 
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
 from nxpipe.emulator.hardware import CORES, CoreSpec
+from nxpipe.emulator.hardware.instance import Instance
 from nxpipe.emulator.isa.affine import Affine, index
-from nxpipe.emulator.isa.cost import START_NS, cost, share_of_dma
+from nxpipe.emulator.isa.collective import exchange, instance_for
+from nxpipe.emulator.isa.cost import START_NS, Cost, cost, share_of_dma
 from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine, Instruction
+from nxpipe.emulator.isa.operands import Memory, Tile
 from nxpipe.emulator.isa.program import Loop, Program, Step, counted, instructions, only
 from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.schedule.dma_engines import UNITS, DmaEngines
 
 _MOST_WAITS: Final = 4  # waits of an instruction for one engine
 
@@ -282,36 +287,87 @@ def plus(form: Array, number: int) -> Array:
 
 _ENGINES: Final = tuple(Engine)
 _NUMBER: Final = {engine: number for number, engine in enumerate(_ENGINES)}
-_PS: Final = 1000  # times are whole picoseconds, so that states compare exactly
-_START: Final = round(START_NS * _PS)
+PS: Final = 1000  # times are whole picoseconds, so that states compare exactly
+START_PS: Final = round(START_NS * PS)
 _MOST_STEPS: Final = 5_000_000
 _FINISHED: Final = -1  # the position of an engine that has completed its stream
 
 
-def latency_ns(program: Program) -> float | None:
+class Observer(Protocol):
+    """Receives what the simulation decides; times are in ps."""
+
+    def executed(self, instruction: Instruction, indices: Sequence[int], begin: int, end: int) -> None:
+        """An instruction in one iteration of its loops, when it ends. It begins when its waits are satisfied and no
+        other engine uses its ports: the time includes the start of a DMA, and waiting for DMA engines."""
+
+    def skipped(self, place: int, since: int, now: int, repetitions: int, iterations: int) -> None:
+        """The interval from `since` to `now` repeats so often, with so many iterations of the loop at a place of the
+        program's body; the simulation continues after them."""
+
+
+def latency_ns(
+    program: Program,
+    observer: Observer | None = None,
+    price: Callable[[Instruction, CoreSpec], Cost] = cost,
+    instance: Instance | None = None,
+) -> float | None:
     """Time from the start of a legal program to the end of its last instruction; None if the simulation exceeds its
-    step limit."""
-    end = _Timeline(program).run()
-    return None if end is None else end / _PS
+    step limit. `price` replaces the documented costs, to ask what another cost would change. Without an instance, the
+    smallest one that has the program's ranks."""
+    end = _Timeline(program, observer, price, instance or instance_for(program.core, program.ranks)).run()
+    return None if end is None else end / PS
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """The timing of an instruction, in ps. `dma` is the time for which it occupies all DMA engines together. `waits`
-    has an engine, a base count, and (loop depth, coefficient) pairs per wait."""
+    """The timing of an instruction, in ps. `width` is the share of the DMA engines of a transfer, 0 for others. `ports`
+    has the numbers of the shared ports that it uses. `waits` has an engine, a base count, and (loop depth, coefficient)
+    pairs per wait."""
 
+    instruction: Instruction
     start: int
     takes: int
-    dma: int
+    width: int
+    ports: tuple[int, ...]
     waits: tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]
 
     @classmethod
-    def of(cls, instruction: Instruction, core: CoreSpec) -> "_Task":
-        price = cost(instruction, core)
-        takes = round(price.ns * _PS)
-        shared = share_of_dma(instruction, core) if instruction.engine in DMA_QUEUES else 0.0
-        waits = tuple((_NUMBER[wait.engine], wait.done.base, wait.done.terms) for wait in instruction.waits)
-        return cls(round(price.start_ns * _PS), takes, round(takes * shared), waits)
+    def of(cls, instruction: Instruction, core: CoreSpec, priced: Cost, ranks: int, instance: Instance) -> "_Task":
+        takes, start, width = priced.ns, priced.start_ns, 0.0
+        if instruction.engine in DMA_QUEUES:
+            width = share_of_dma(instruction, core)
+        elif instruction.engine is Engine.COLLECTIVE and ranks > 1 and takes:
+            over_links = exchange(instruction, ranks, instance)
+            width = share_of_dma(instruction, core) * takes / max(takes, over_links.takes)
+            takes, start = max(takes, over_links.takes), max(start, over_links.start)
+        return cls(
+            instruction,
+            round(start * PS),
+            round(takes * PS),
+            max(round(width * UNITS), 1) if width else 0,
+            tuple(_ports(instruction, core)),
+            tuple((_NUMBER[wait.engine], wait.done.base, wait.done.terms) for wait in instruction.waits),
+        )
+
+
+_SBUF_PORT, _PSUM_PORT = 0, 1
+
+
+def _ports(instruction: Instruction, core: CoreSpec) -> Iterator[int]:
+    """The shared ports that an instruction occupies: of vector and GpSimd to SBUF, of vector and scalar to PSUM."""
+    memories = {place.memory for place in instruction.places.values() if isinstance(place, Tile)}
+    if (
+        core.vector_gpsimd_share_sbuf_port
+        and instruction.engine in (Engine.VECTOR, Engine.GPSIMD)
+        and Memory.SBUF in memories
+    ):
+        yield _SBUF_PORT
+    if (
+        core.vector_scalar_share_psum_port
+        and instruction.engine in (Engine.VECTOR, Engine.SCALAR)
+        and Memory.PSUM in memories
+    ):
+        yield _PSUM_PORT
 
 
 class _Stream:
@@ -406,9 +462,20 @@ class _Steady:
 class _Timeline:
     """A discrete-event simulation of one program; times are in ps."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(
+        self,
+        program: Program,
+        observer: Observer | None = None,
+        price: Callable[[Instruction, CoreSpec], Cost] = cost,
+        instance: Instance | None = None,
+    ) -> None:
         core = CORES[program.core]
-        tasks = {id(instruction): _Task.of(instruction, core) for instruction in instructions(program.body)}
+        instance = instance or instance_for(program.core, program.ranks)
+        tasks = {
+            id(instruction): _Task.of(instruction, core, price(instruction, core), program.ranks, instance)
+            for instruction in instructions(program.body)
+        }
+        self._observer = observer
         self._loops = {
             place: _Steady(place, step)
             for place, step in enumerate(program.body)
@@ -423,35 +490,53 @@ class _Timeline:
         ]
         self._done = [0] * len(_ENGINES)
         self._waiting: list[set[int]] = [set() for _ in _ENGINES]  # engines that wait for each engine
-        self._ends: list[tuple[int, int]] = []  # completion times of busy engines
+        # The times at which busy engines complete an instruction, or begin a transfer.
+        self._ends: list[tuple[int, int]] = []
+        self._began = [0] * len(_ENGINES)
+        self._starting: set[int] = set()  # engines that are starting a DMA
+        self._ports = [0, 0]  # until when each shared port is used
+        self._dma = DmaEngines()
         self._now = 0
-        self._dma = 0  # time until which the DMA engines are busy
 
     def run(self) -> int | None:
         self._start(range(len(_ENGINES)))
         for _ in range(_MOST_STEPS):
-            if not self._ends:
-                break
-            self._now = self._ends[0][0]
+            times = [self._ends[0][0]] if self._ends else []
+            if self._dma.next is not None:
+                times.append(self._dma.next)
+            if not times:
+                return self._now
+            self._now = min(times)
             completed, iterated = self._complete()
             self._start(sorted(completed.union(*(self._release(engine) for engine in completed))))
             for loop in iterated:
                 self._skip_repetitions(loop)
-        return None if self._ends else self._now
+        return None
 
     def _complete(self) -> tuple[set[int], list[_Steady]]:
         """Complete the instructions that end now; returns their engines, and the loops whose iteration ends."""
-        completed, iterated = set[int](), list[_Steady]()
+        completed = set(self._dma.end(self._now)) if self._dma.next == self._now else set[int]()
         while self._ends and self._ends[0][0] == self._now:
             _, engine = heappop(self._ends)
-            completed.add(engine)
-            self._done[engine] += 1
-            stream = self._streams[engine]
-            place, iteration = stream.place, stream.indices[:1]
-            stream.advance()
-            if stream.place == place and stream.indices[:1] != iteration and self._loops[place].inside[0] == engine:
-                iterated.append(self._loops[place])
+            if engine in self._starting and (task := self._streams[engine].task) and task.takes:
+                self._starting.discard(engine)
+                self._dma.begin(engine, self._now, task.takes, task.width)
+            else:
+                self._starting.discard(engine)
+                completed.add(engine)
+        iterated = [loop for engine in sorted(completed) if (loop := self._completed(engine))]
         return completed, iterated
+
+    def _completed(self, engine: int) -> _Steady | None:
+        """Complete an engine's instruction; returns the loop whose first engine ends an iteration by it."""
+        stream = self._streams[engine]
+        self._done[engine] += 1
+        if self._observer and stream.task:
+            self._observer.executed(stream.task.instruction, stream.indices, self._began[engine], self._now)
+        place, iteration = stream.place, stream.indices[:1]
+        stream.advance()
+        ends_iteration = stream.place == place and stream.indices[:1] != iteration
+        return self._loops[place] if ends_iteration and self._loops[place].inside[0] == engine else None
 
     def _release(self, engine: int) -> set[int]:
         """Release the engines that wait for an engine."""
@@ -459,21 +544,28 @@ class _Timeline:
         return freed
 
     def _start(self, engines: Iterable[int]) -> None:
-        """Start the next instructions of engines whose waits are satisfied. DMAs that start together run in queue
-        order."""
+        """Start the next instructions of engines whose waits are satisfied. Of engines that want a port at the same
+        time, the first gets it."""
         for engine in engines:
             stream = self._streams[engine]
             awaited = next((other for other, count in stream.needs if self._done[other] < count), None)
             if awaited is not None:
                 self._waiting[awaited].add(engine)
             elif stream.task is not None:
-                heappush(self._ends, (self._until(stream.task), engine))
+                self._began[engine] = self._now
+                heappush(self._ends, (self._until(engine, stream.task), engine))
 
-    def _until(self, task: _Task) -> int:
-        begin = self._now + task.start
-        if task.dma:
-            self._dma = max(self._dma, begin) + task.dma
-        return max(begin + task.takes, self._dma if task.dma else 0)
+    def _until(self, engine: int, task: _Task) -> int:
+        """The time at which an instruction ends, or a transfer begins to move bytes."""
+        if task.width:
+            self._starting.add(engine)
+            return self._now + task.start
+        begin = max(self._now, *(self._ports[port] for port in task.ports)) if task.ports else self._now
+        self._began[engine] = begin
+        end = begin + task.start + task.takes
+        for port in task.ports:
+            self._ports[port] = end
+        return end
 
     def _skip_repetitions(self, loop: _Steady) -> None:
         """Skip the iterations that repeat a known interval."""
@@ -484,7 +576,8 @@ class _Timeline:
                 for done, by_iteration in zip(self._done, loop.by_iteration, strict=True)
             ),
             tuple(sorted((end - self._now, engine) for end, engine in self._ends)),
-            max(self._dma - self._now, _START),
+            tuple(max(until - self._now, 0) for until in self._ports),
+            self._dma.state(self._now),
         )
         first_iteration, first_time = loop.first_seen(state, iteration, self._now)
         repetitions = (
@@ -495,8 +588,13 @@ class _Timeline:
         if repetitions <= 0:
             return
         iterations, elapsed = repetitions * (iteration - first_iteration), repetitions * (self._now - first_time)
-        self._now, self._dma = self._now + elapsed, self._dma + elapsed
+        if self._observer:
+            self._observer.skipped(loop.place, first_time, self._now, repetitions, iterations)
+        self._now += elapsed
+        self._dma.shift(elapsed)
         self._ends = [(end + elapsed, engine) for end, engine in self._ends]
+        self._ports = [until + elapsed for until in self._ports]
+        self._began = [began + elapsed for began in self._began]
         for engine in loop.inside:
             self._done[engine] += iterations * loop.by_iteration[engine]
             self._streams[engine].skip(iterations)

@@ -167,7 +167,9 @@ class ServedModel:
 
     @classmethod
     def of(cls, config: "Config", fleet: "ServingFleet", environment: str | None) -> "ServedModel":
-
+        """A fleet that follows its channel in place has no rollouts, so that channels of environments do not apply."""
+        if fleet.updates.are_followed:
+            environment = None
         model = next(model for model in config.models if model.name == fleet.model)
         environment_channels = (environment_channel(fleet.name, environment),) if environment else ()
         target = INSTANCES[fleet.instance_types[0]].compiler_target

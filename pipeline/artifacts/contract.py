@@ -37,6 +37,7 @@ COMPILERS: Final = ("neuronx-cc", "neuron-cc")
 DRIVER, SDK = "driver", "sdk"  # pins that are no Python package
 
 MAX_CONTRACT_BYTES: Final = 8 * 1024**2
+MAX_PROOFS: Final = 4096  # a server of vLLM Neuron writes one for each graph
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLACES: Final = ("port", "artifact_folder")  # placeholders that are no tree
 _SECONDS: Final = 60
@@ -88,7 +89,7 @@ class ServingContract(Document):
     environment: dict[str, str]
     argv: tuple[str, ...] = Field(strict=False, max_length=256)  # empty: the fleet's command
     forbidden: tuple[str, ...] = Field(strict=False, max_length=64)
-    proves: tuple[str, ...] = Field(strict=False, max_length=64)
+    proves: tuple[str, ...] = Field(strict=False, max_length=MAX_PROOFS)
     disproves: tuple[str, ...] = Field(strict=False, max_length=64)
     progress: tuple[str, ...] = Field(strict=False, max_length=64)
 

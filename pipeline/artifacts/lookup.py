@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,6 +12,8 @@ from nxpipe.artifact_store.errors import ChannelEmpty, NotFound
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.channel.generation import Served
+    from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
+    from nxpipe.artifact_store.fetch.selection import Selection
     from nxpipe.artifact_store.manifest import Manifest
 
 _KEY: Final = re.compile("[0-9a-f]{6,64}")
@@ -58,6 +60,29 @@ def find_match(word: str, store: "Store", config_path: Path) -> Match:
     if is_artifact(word):
         return Match(word, False, (artifact(word, store),))
     raise unknown_channel(store, word)
+
+
+def served_by(
+    channel: str,
+    model: str | None,
+    target: str | None,
+    store: "Store",
+    config_path: Path,
+    notice: Callable[[str], None],
+    index: "OfflineIndex | None" = None,
+) -> "Selection":
+    """What a channel serves for a model and a target, under the rules of [signing]."""
+    from nxpipe.artifact_store.fetch.selection import by_channel
+    from nxpipe.pipeline.artifacts.channels import unknown_channel
+    from nxpipe.pipeline.artifacts.signing import trust_in
+    from nxpipe.pipeline.config import load_config
+
+    config = load_config(config_path, os.environ, missing_ok=True)
+    trust = trust_in(config, config_path.parent, store, notice)
+    try:
+        return by_channel(store, channel, model, target, trust, index)
+    except ChannelEmpty as empty:
+        raise unknown_channel(store, channel) from empty
 
 
 def empty_channel(channel: str) -> Match:

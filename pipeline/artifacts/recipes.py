@@ -337,7 +337,7 @@ def _vllm_neuron(request: ImportRequest) -> Draft:
         },
         argv=_vllm("${model}", tuple(shlex.split(request.flags))),
         forbidden=(*_NEURON_FORBIDDEN, *_FOREIGN),
-        proves=(r"Local cache hit for key:",),
+        proves=tuple(f"Local cache hit for key:.*{key}" for key in keys),
         disproves=(r"[Cc]ache miss for key", r"Compiling\.\.\.", *_COMPILES),
         progress=_VLLM_PROGRESS,
     )

@@ -36,10 +36,9 @@ from nxpipe.pipeline.build.jobs import (
 from nxpipe.pipeline.build.plan import SMALL_BUILD, BuildPlan, PlannedArtifact, PlannedCell, make_plan
 from nxpipe.pipeline.build.report.live import live_view
 from nxpipe.pipeline.build.report.plan_text import plan_json, plan_table
-from nxpipe.pipeline.build.report.summary import published_artifacts, show_artifacts, show_end
+from nxpipe.pipeline.build.report.summary import figures_of, published_artifacts, show_artifacts, show_end
 from nxpipe.pipeline.build.state import BuildState, Results
 from nxpipe.pipeline.build.worker import InlineExecutor
-from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.thresholds import Thresholds, report_of
@@ -303,7 +302,7 @@ class BuildRun:
         _record_timings(results, self.timings)
         try:
             published = published_artifacts(self.store, results)
-            figures = {item.request_key: artifact_files.read(item.manifest, self.store) for item in published.values()}
+            figures = {item.request_key: figures_of(item.manifest, self.store) for item in published.values()}
             verified = {item.request_key: report_of(item.manifest, self.store) for item in published.values()}
         except StoreUnavailable:
             if not results.missing():

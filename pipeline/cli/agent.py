@@ -76,6 +76,8 @@ def run(
     processes of their own. A server that completes text must then answer prompts differently; in service it is
     restarted once it has generated no token for 120 seconds and does not answer a request for one.
 
+    With `updates` of the fleet, the agent follows the channel while the server runs, and takes its next artifact over.
+
     The server is a child of the agent. The instance goes into service when the server has passed the health checks of
     the fleet's load balancer and answered the fleet's `probe`. SIGTERM and SIGINT go to the server, which is killed
     after the fleet's `draining`; the agent exits with the server's exit code (128 and the number, after a signal).
@@ -93,9 +95,11 @@ def run(
     from nxpipe.pipeline.artifacts.signing import trust_in
     from nxpipe.pipeline.artifacts.store_url import open_configured_store, open_uncached_store
     from nxpipe.pipeline.config import load_config
-    from nxpipe.pipeline.fleet.agent.run import Agent, lifecycle_gate
+    from nxpipe.pipeline.fleet.agent.group import lifecycle_gate
+    from nxpipe.pipeline.fleet.agent.run import Agent
     from nxpipe.pipeline.fleet.agent.shadow import ShadowFollower, following
     from nxpipe.pipeline.fleet.agent.supervisor import ServiceManager
+    from nxpipe.pipeline.fleet.agent.updates import ServerUpdates
     from nxpipe.pipeline.fleet.agent.watch import FleetLog
 
     manager = ServiceManager(os.environ)
@@ -106,8 +110,10 @@ def run(
         with console.step(title):
             yield
 
+    def in_service(name: str) -> None:
+        manager.notify(READY="1", STATUS=f"the server of {name} is in service")
+
     with ExitStack() as running:
-        server = None
         with lifecycle_gate(hook, os.environ) as gate:
             config = load_config(config_path, os.environ)
             served = serving_fleet(config, fleet, "--fleet")
@@ -124,21 +130,20 @@ def run(
                 fleet=served,
                 words=("--config", str(config_path), *(("--store", store) if store else ())),
             )
-            if config.rollout.shadow is not None and group is not None and (log := os.environ.get("NXPIPE_LOG")):
+            dimensions = {"Project": config.project.name, "Fleet": served.name}
+            name = os.environ.get("NXPIPE_LOG")
+            log = FleetLog(name, gate.instance.id, gate.instance.region) if name else None
+            if config.rollout.shadow is not None and group is not None and log is not None:
+                uncached = open_uncached_store(store, config_path, console)
+                place = folder.absolute().parent / "shadow"
                 follower = ShadowFollower(
-                    open_uncached_store(store, config_path, console),
-                    served.name,
-                    group,
-                    served.port,
-                    folder.absolute().parent / "shadow",
-                    {"Project": config.project.name, "Fleet": served.name},
-                    FleetLog.open(log, gate.instance.id, gate.instance.region),
-                    console.say,
+                    uncached, served.name, group, served.port, place, dimensions, log, console.say
                 )
                 running.enter_context(following(follower))  # the server's environment names its control file
-            start = agent.prepare(gate.instance, step)
-            if start is not None:
-                server = running.enter_context(agent.serve(start, gate.instance, step))
+            updates = ServerUpdates(
+                agent, gate.instance, hook, step, console.say, console.complain, log, dimensions, in_service
+            )
+            if (server := running.enter_context(updates.first())) is not None:
                 gate.require = server.require_alive
             if hook:
                 manager.notify(STATUS=f"complete hook {hook}")
@@ -146,9 +151,7 @@ def run(
             manager.notify(READY="1", STATUS="the artifact is in place")
             console.result(str(agent.folder))
             return
-        server.begin_service()
-        manager.notify(READY="1", STATUS=f"the server of {agent.model.model_id} is in service")
-        code, fault = server.wait()
+        code, fault = updates.run(server)
         if fault:
             console.complain(fault)
     click.get_current_context().exit(code)
@@ -252,7 +255,7 @@ def watch(console: Console, fleet: str, group: str, monitor: str, period: int, c
       nxpipe agent watch --fleet search --log /nxpipe/demo/search
     """
     from nxpipe.pipeline.config import load_config
-    from nxpipe.pipeline.fleet.agent.run import this_instance
+    from nxpipe.pipeline.fleet.agent.group import this_instance
     from nxpipe.pipeline.fleet.agent.watch import FleetLog, watch
     from nxpipe.pipeline.fleet.monitor.source import Compilers
 
@@ -303,8 +306,8 @@ def forward(console: Console, group: str, units: tuple[str, ...], position: Path
     Example:
       nxpipe agent forward --log /nxpipe/demo/search --unit nxpipe-agent.service
     """
+    from nxpipe.pipeline.fleet.agent.group import this_instance
     from nxpipe.pipeline.fleet.agent.logs import open_forwarder
-    from nxpipe.pipeline.fleet.agent.run import this_instance
 
     instance = this_instance(os.environ)
     open_forwarder(group, instance.id, instance.region, units, position, console.say).run(once=once)

@@ -1,7 +1,7 @@
 """`nxpipe bench`: predicted latency against a baseline, which is a channel or an artifact."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from nxpipe.pipeline.cli.param_types import Percentage
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.models.versions import digest_of
+from nxpipe.pipeline.predict.constants import PREDICTED, THIS_PROGRAM, ProgramTime, predict_artifact
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.exit_codes import REGRESSION
 from nxpipe.pipeline.util.text import style, table
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.artifacts.lookup import Match
     from nxpipe.pipeline.models.spec import ModelSpec
 
-_COLUMNS: Final = ("artifact", "program", "tp", "predicted", "before", "change")
+_COLUMNS: Final = ("artifact", "program", "tp", THIS_PROGRAM, "before", "change")
 _MEASURED: Final = ("p50", "p99", "p50/predicted", "clock", "p50 before")
 
 
@@ -87,8 +88,9 @@ def bench(
 
     MODEL is the name of a model in nxpipe.toml, whose artifacts must be built, or an artifact (MODEL@KEY or a key);
     default: every model of nxpipe.toml. A program is compared with the baseline's program of the same phase, batch,
-    bucket and degree for the same model and target. Predictions are sums of the documented costs of instructions;
-    they run nothing. --measured adds p50 and p99 on devices, as `nxpipe prove` found them; --device measures them now,
+    bucket and degree for the same model and target. The predictions of `this program` follow from the documented costs
+    of its instructions, those of `AWS's compiler` from fitted constants; they run nothing, and only the former are
+    compared. --measured adds p50 and p99 on devices, as `nxpipe prove` found them; --device measures them now,
     on this machine's devices, and neither verifies nor stores anything. They decide nothing. Exits with code 16 if a
     prediction is slower than the baseline by more than the threshold. An unknown channel is an error, unless a fleet,
     [channels] or [signing] of nxpipe.toml names it, or --allow-empty is given.
@@ -126,8 +128,18 @@ def bench(
         for artifact in artifacts
         for line in compare(artifact, baseline.beside(artifact) if baseline else None, opened, measured=shown)
     ]
+    aws = {
+        (artifact.name, name): time
+        for artifact in artifacts
+        for name, time in predict_artifact(artifact, opened).items()
+    }
     if console.json:
-        console.data([line.document(threshold, measured=shown) | _corrected(line, calibrated) for line in lines])
+        console.data(
+            [
+                line.document(threshold, measured=shown) | _corrected(line, calibrated) | _of_aws(line, aws)
+                for line in lines
+            ]
+        )
     elif lines:
         columns = (*_COLUMNS, *_MEASURED) if shown else _COLUMNS
         rows = [(*_cells(line, threshold), *(_measured(line) if shown else ())) for line in lines]
@@ -135,7 +147,8 @@ def bench(
             columns = (*columns, "calibrated (rehearsal)" if calibrated.rehearsal else "calibrated")
             times = [_milliseconds(calibrated.calibrated_ns(line.program)) for line in lines]
             rows = [(*row, time) for row, time in zip(rows, times, strict=True)]
-        console.page(table(columns, rows))
+        times = [str(aws[line.artifact, line.program.name]) for line in lines]
+        console.page(table((*columns, PREDICTED), [(*row, time) for row, time in zip(rows, times, strict=True)]))
     if measured:
         _note_unproven(console, lines)
     if baseline:
@@ -248,6 +261,11 @@ def _corrected(line: "BenchLine", calibration: "Calibration | None") -> dict[str
         return {}
     of = calibration.model_dump(include={"instance_type", "clock", "rehearsal"})
     return {"calibrated_ns": calibration.calibrated_ns(line.program), "calibration": of}
+
+
+def _of_aws(line: "BenchLine", times: "Mapping[tuple[str, str], ProgramTime]") -> dict[str, object]:
+    """The time of `AWS's compiler` for the program's configuration."""
+    return {"aws_compiler": times[line.artifact, line.program.name].document()}
 
 
 def _note_unproven(console: Console, lines: "Sequence[BenchLine]") -> None:

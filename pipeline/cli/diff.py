@@ -122,8 +122,8 @@ def _figures(program: "ProgramDifference") -> Iterator[tuple[str, ...]]:
     for figure, (before, after) in program.figures.items():
         if before != after:
             change = f"{after / before - 1:+.1%}" if before and after is not None else ""
-            name, *words = figure.removesuffix("_ns").split("_")
-            yield program.name, " ".join((name, *words)), _value(figure, before), _value(figure, after), change
+            name = "this program" if figure == "predicted_ns" else figure.replace("_", " ")
+            yield program.name, name, _value(figure, before), _value(figure, after), change
 
 
 def _value(figure: str, value: float | None) -> str:

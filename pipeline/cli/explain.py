@@ -19,6 +19,7 @@ from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.cli.param_types import Numbers, TargetList
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.config.sections import Backend
+from nxpipe.pipeline.predict.constants import PREDICTED, THIS_PROGRAM
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.files import state_folder
 from nxpipe.pipeline.util.text import for_terminal, table
@@ -72,7 +73,9 @@ def explain(
 
     MODEL is the name of a model in nxpipe.toml; without MODEL and --model-id, all models of the file are explained. A
     cache miss shows the nearest artifact and program in the store and every field of the cache key that differs. MODEL
-    may also be an artifact of the store (MODEL@KEY or a key), which is compared with the others.
+    may also be an artifact of the store (MODEL@KEY or a key), which is compared with the others. For programs in the
+    store it shows the predicted times, what bounds them, and their distance from the floor; `nxpipe profile` has the
+    details.
 
     --after prints the programs after one compiler pass. A pass that runs twice is listed twice: fold_constants,
     fold_constants:2. With --tp above 1, all ranks run the printed program.
@@ -96,11 +99,12 @@ def explain(
         _print_programs(ctx.obj, subject.specs(), after)
         return
     opened = open_configured_store(store, config_path, ctx.obj)
-    lookups = list(subject.lookups(opened, count, ctx.obj.detail))
+    lookups = [(lookup, _predictions(lookup, opened)) for lookup in subject.lookups(opened, count, ctx.obj.detail)]
     if ctx.obj.json:
-        ctx.obj.data([_as_json(lookup) for lookup in lookups])
+        ctx.obj.data([_as_json(lookup) | {"predictions": predictions} for lookup, predictions in lookups])
     else:
-        ctx.obj.page("\n\n".join(section for lookup in lookups for section in _page(lookup, opened.url)))
+        pages = (_page(lookup, opened.url, predictions) for lookup, predictions in lookups)
+        ctx.obj.page("\n\n".join(section for page in pages for section in page))
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,29 @@ class _Subject:
             yield look_up_request(BuildSpec.of(artifact.spec), artifact, store, count, report)
 
 
-def _page(lookup: "CacheLookup", url: str) -> Iterator[str]:
+def _predictions(lookup: "CacheLookup", store: "Store") -> dict[str, Any]:
+    """For each program of an artifact in the store, the predicted time, what limits it, and its distance from the
+    floor, as in the build report."""
+    from nxpipe.pipeline.build.report.document import prediction_of
+    from nxpipe.pipeline.build.report.summary import figures_of
+
+    published = store.find(lookup.key) if lookup.is_hit else None
+    figures = figures_of(published.manifest, store) if published else {}
+    return {program: found for program in figures if (found := prediction_of(figures, program))}
+
+
+def _prediction_row(program: str, found: Mapping[str, Any]) -> tuple[str, ...]:
+    factor, aws = found.get("over_floor"), found.get("aws_compiler", {})
+    return (
+        program,
+        f"{found['latency_ns'] / 1e6:.3f} ms",
+        found.get("limited_by") or found["bound_by"],
+        f"{factor:.1f} x" if factor else "-",
+        aws.get("in_short", "-"),
+    )
+
+
+def _page(lookup: "CacheLookup", url: str, predictions: Mapping[str, Any]) -> Iterator[str]:
     headline = for_terminal(f"{short_name(lookup.model, lookup.key)} {'is' if lookup.is_hit else 'is not'} in {url}")
     if lookup.is_hit and lookup.programs:
         yield headline
@@ -157,6 +183,9 @@ def _page(lookup: "CacheLookup", url: str) -> Iterator[str]:
     if lookup.programs:
         rows = [(program.cell.shape.name, program.cell.status.value, _reason(program)) for program in lookup.programs]
         yield table(("program", "state", "why"), rows)
+    if predictions:
+        times = [_prediction_row(program, found) for program, found in predictions.items()]
+        yield table(("program", THIS_PROGRAM, "bound by", "of its floor", PREDICTED), times)
     for program in lookup.programs:
         if (nearest := program.nearest) and nearest.differences:
             count = len(nearest.differences)

@@ -197,7 +197,7 @@ class _Generator:
     def _say(self, prompt: int, generated: int, first: float, seconds: float) -> None:
         each = (seconds - first) / (generated - 1) * 1e3 if generated > 1 else 0.0
         predicted = self.scheduler.counts.predicted_ms
-        emulated = f"; {predicted:.1f} ms predicted on the device" if predicted else ""
+        emulated = f"; {predicted:.1f} ms predicted for this program on the device" if predicted else ""
         self.console.say(
             f"  {prompt} tokens read in {first * 1e3:.0f} ms, {generated} generated, {each:.1f} ms each{emulated}"
         )

@@ -69,6 +69,10 @@ COMMANDS = {
         "nxpipe.pipeline.cli.monitor:monitor",
         "Report the use, errors and cost of devices, to stdout, Prometheus or CloudWatch.",
     ),
+    "profile": (
+        "nxpipe.pipeline.cli.profile:profile",
+        "Show where the predicted time of programs goes: operators, modules, engines, gaps, and what would help most.",
+    ),
     "promote": ("nxpipe.pipeline.cli.promote:promote", "Promote artifacts to a channel."),
     "prove": (
         "nxpipe.pipeline.cli.prove:prove",

@@ -45,7 +45,7 @@ _REGION = "us-east-1"  # whose prices are taken where neither the report nor nxp
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
-    default=8000,
+    default=8008,
     show_default=True,
     help="With --to prometheus: the port; 0: a free one.",
 )
@@ -87,7 +87,7 @@ def monitor(
     \b
     Example:
       nxpipe monitor --once
-      nxpipe monitor --to prometheus --port 8000
+      nxpipe monitor --to prometheus --port 8008
       nxpipe monitor --to cloudwatch --fleet search --log /nxpipe/demo/search
     """
     if (fleet is None) == (destination == "cloudwatch"):
@@ -223,7 +223,7 @@ def _to_prometheus(
 def _to_cloudwatch(console: Console, reports: _Reports, config_path: Path, fleet: str, group: str | None) -> None:
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.config.root import serving_fleet
-    from nxpipe.pipeline.fleet.agent.run import this_instance
+    from nxpipe.pipeline.fleet.agent.group import this_instance
     from nxpipe.pipeline.fleet.agent.watch import FleetLog, PrintedLog, publish
 
     config = load_config(config_path, os.environ)

@@ -1,6 +1,5 @@
 """`nxpipe serve`: an HTTP server over an artifact's programs; and the choice of an artifact, also for `generate`."""
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -93,18 +92,9 @@ class ArtifactChoice:
     def _published(self, store: "Store", console: Console) -> "Published":
         if self.channel is None:
             return store.resolve(self.name or "")
-        from nxpipe.artifact_store.errors import ChannelEmpty
-        from nxpipe.artifact_store.fetch.selection import by_channel
-        from nxpipe.pipeline.artifacts.channels import unknown_channel
-        from nxpipe.pipeline.artifacts.signing import trust_in
-        from nxpipe.pipeline.config import load_config
+        from nxpipe.pipeline.artifacts.lookup import served_by
 
-        config = load_config(self.config_path, os.environ, missing_ok=True)
-        trust = trust_in(config, self.config_path.parent, store, console.say)
-        try:
-            selection = by_channel(store, self.channel, self.model, self.target, trust)
-        except ChannelEmpty as empty:
-            raise unknown_channel(store, self.channel) from empty
+        selection = served_by(self.channel, self.model, self.target, store, self.config_path, console.say)
         return store.resolve(selection.manifest.request_key)
 
 

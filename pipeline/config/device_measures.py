@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 NAMESPACE: Final = "nxpipe"  # of CloudWatch
+UPDATES_REFUSED: Final = "updates_refused_total"  # of a fleet whose instances follow its channel
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,21 @@ def _model_fits(path: KeyPath, name: str, entry: Instance, model: Model) -> Iter
         yield Violation(path, f'"{name}", which has {entry.logical_cores} logical cores', allowed)
 
 
+def _rollouts_of_nothing(config: Config) -> Iterator[Violation]:
+    """[rollout] says how versions take over. A fleet that follows its channel in place has no rollouts; its alarms use
+    the guards."""
+    serving = [(index, fleet) for index, fleet in enumerate(config.fleets) if isinstance(fleet, ServingFleet)]
+    keys = sorted(config.rollout.model_fields_set - {"guards"})
+    if not keys or not serving or not all(fleet.updates.are_followed for _, fleet in serving):
+        return
+    index, fleet = serving[0]
+    allowed = (
+        f'"none": {keys[0]} of [rollout] is about rollouts, which choose the artifact of an environment, and no '
+        "serving fleet of this file would have them; remove one of the two"
+    )
+    yield Violation(("fleets", index, "updates", "policy"), shown(fleet.updates.policy), allowed)
+
+
 _Item = TypeVar("_Item")
 
 
@@ -377,6 +392,7 @@ def load(source: Source) -> Config:
         faults += map(source.fault, cross_check(valid_tables(source.document)))
         raise ConfigInvalid(faults) from None
     faults += map(source.fault, cross_check(Tables.of(config)))
+    faults += map(source.fault, _rollouts_of_nothing(config))
     if faults:
         raise ConfigInvalid(faults)
     return config

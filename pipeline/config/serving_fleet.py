@@ -65,6 +65,33 @@ class Standby(Table):
     size: Size = Field(description="The number of instances.")
 
 
+class ChannelUpdates(Table):
+    """What instances in service do when the fleet's channel serves another artifact. A fleet that follows its channel
+    has no rollouts."""
+
+    policy: Annotated[str, one_of(("none", "swap", "replace"))] = Field(
+        default="none",
+        description="none: they go on serving what they have; a rollout brings another version. swap: each fetches the "
+        "artifact beside the old one, leaves service, and comes back with it, or with the old one if the new one "
+        "fails. replace: each is terminated, and its successor fetches the artifact.",
+        examples=["swap"],
+    )
+    interval: Annotated[timedelta, duration("1s", "1h")] = Field(
+        default=timedelta(seconds=30),
+        description="The mean time between two looks at the channel; each is up to half shorter or longer.",
+        examples=["30s"],
+    )
+    max_unavailable: Annotated[int, Field(ge=1, le=1000), Unit("instances")] = Field(
+        default=1,
+        description="The number of instances that may be out of service at a time, for this and any other reason.",
+        examples=[1],
+    )
+
+    @property
+    def are_followed(self) -> bool:
+        return self.policy != "none"
+
+
 _CUT_OFF: Final = timedelta(minutes=15)  # between the drain of a capacity block and its first terminations
 # An interface endpoint drops connections without data after this time, and cannot be set to another one.
 _LINK_IDLE: Final = timedelta(seconds=350)
@@ -136,6 +163,9 @@ class ServingFleet(Table):
         description="The command line of the server, as a list. NXPIPE_ARTIFACT is the artifact's folder. [] for none: "
         "the agent exits once the artifact is in place, and a unit of the AMI serves it.",
         examples=[["python", "-m", "server"]],
+    )
+    updates: ChannelUpdates = Field(
+        default_factory=ChannelUpdates, description="What instances do when the fleet's channel changes."
     )
     golden_inputs: bool = Field(
         default=True,
@@ -216,7 +246,10 @@ class ServingFleet(Table):
             return self.disk
         if self.uses_instance_store:
             return _LEAST_GIB
-        return max(_LEAST_GIB, *(SYSTEM_GIB + 2 * INSTANCES[name].device_memory_gib for name in self.instance_types))
+        times = 4 if self.updates.policy == "swap" else 2  # an artifact is in the cache and unpacked
+        return max(
+            _LEAST_GIB, *(SYSTEM_GIB + times * INSTANCES[name].device_memory_gib for name in self.instance_types)
+        )
 
     _iops_of_the_size = field_validator("iops")(require_iops_of_the_size)
     _throughput_of_the_iops = field_validator("throughput")(require_throughput_of_the_iops)
@@ -248,9 +281,36 @@ class ServingFleet(Table):
             )
         return probe
 
+    @field_validator("updates")
+    @classmethod
+    def _leaving_some_in_service(cls, updates: ChannelUpdates, info: ValidationInfo) -> ChannelUpdates:
+        if not updates.are_followed:
+            return updates
+        size, scaling = (info.data.get(name) for name in ("size", "scaling"))
+        if info.data.get("command", None) == ():
+            raise refuse(
+                'policy = "none", or a server that the agent runs: with `command = []` the agent has ended',
+                found=f'policy = "{updates.policy}"',
+            )
+        if size is not None and updates.max_unavailable >= (least := size.min if scaling else size.desired):
+            name = "size.min" if scaling else "size.desired"
+            raise refuse(
+                f"max_unavailable below {name}, which is {least}: otherwise no instance may be in service during an "
+                "update; raise the size, or release by rollouts",
+                found=f"max_unavailable = {updates.max_unavailable}",
+            )
+        return updates
+
     @field_validator("testers")
     @classmethod
     def _among_the_clients(cls, testers: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
+        updates: ChannelUpdates | None = info.data.get("updates")
+        if testers and updates is not None and updates.are_followed:
+            raise refuse(
+                f'no testers, or updates.policy = "none": with "{updates.policy}" the fleet has no rollouts, and no '
+                "second environment to test",
+                found=testers[0],
+            )
         clients: tuple[str, ...] = info.data.get("clients") or ()
         for tester in testers or ():
             reachable = any(IPv4Network(tester).subnet_of(IPv4Network(client)) for client in clients)

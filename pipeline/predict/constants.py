@@ -1,23 +1,27 @@
 """The fitted constants of `AWS's compiler` as a file with its provenance, and predictions with an interval."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.documents import Count, Digest, Document, Text, parse_document
 from nxpipe.artifact_store.errors import NotUnderstood
+from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.pipeline.predict.measurements import Configuration, value_of
-from nxpipe.pipeline.predict.model import Graph, duration, graphs
+from nxpipe.pipeline.predict.model import Graph, architecture, architecture_of, duration, graphs
+from nxpipe.pipeline.predict.work import Architecture, NotPredicted
 from nxpipe.pipeline.util.errors import InputInvalid
 from nxpipe.pipeline.util.files import DocumentInvalid, json_of, read_file, write_whole
 
 PREDICTED: Final = "AWS's compiler"  # the name of these predictions in every output
+THIS_PROGRAM: Final = "this program"  # the name of the times of the compiler's own programs
 COVERAGE: Final = 0.9
 _SHIPPED: Final = Path(__file__).with_name("constants.json")
 _LARGEST: Final = 1 << 20
@@ -113,10 +117,13 @@ class Prediction:
     bound: str
 
 
-def predict(configuration: Configuration, fitted: FittedConstants | None = None) -> Prediction:
-    """The prediction of `AWS's compiler` for a configuration; NotPredicted for one that it does not cover."""
+def predict(
+    configuration: Configuration, fitted: FittedConstants | None = None, architecture: Architecture | None = None
+) -> Prediction:
+    """The prediction of `AWS's compiler` for a configuration; NotPredicted for one that it does not cover.
+    `architecture` is the model's, if it is not that of its name."""
     fitted = fitted or shipped()
-    cycle = graphs(configuration)
+    cycle = graphs(configuration, architecture)
     found, floor = duration(cycle, fitted.values), floor_of(cycle)
     factor = fitted.interval(configuration.family)
     bounds = sorted(
@@ -128,3 +135,109 @@ def predict(configuration: Configuration, fitted: FittedConstants | None = None)
 def floor_of(cycle: Sequence[Graph]) -> float:
     """The least seconds of a cycle: bytes over the HBM rate, or operations over the peak rate, of each graph."""
     return math.fsum(graph.times * graph.floor for graph in cycle)
+
+
+# The family whose constants predict a program that is executed once for each request, by the kind of architecture.
+_FAMILIES: Final = {
+    "encoder": "encoder",
+    "resnet": "vision-cnn",
+    "segmentation-unet": "vision-cnn",
+    "vgg": "vision-cnn",
+    "vision-transformer": "vision-transformer",
+}
+
+
+@dataclass(frozen=True)
+class ProgramTime:
+    """The milliseconds that `AWS's compiler` needs for a program, with their interval; or why it predicts none."""
+
+    prediction: Prediction | None
+    reason: str = ""
+
+    def document(self) -> dict[str, object]:
+        found = self.prediction
+        if found is None:
+            return {"covered": False, "reason": self.reason}
+        times = {"ms": round(found.value, 4), "low_ms": round(found.low, 4), "high_ms": round(found.high, 4)}
+        return {"covered": True, **times, "coverage": COVERAGE, "bound_by": found.bound}
+
+    def __str__(self) -> str:
+        if self.prediction is None:
+            return "not covered"
+        low, high = self.prediction.low, self.prediction.high
+        return f"{self.prediction.value:.2f} ms ({low:.2f} to {high:.2f})"
+
+
+def predict_program(
+    model_id: str,
+    inputs: Mapping[str, Any],
+    *,
+    instance: str,
+    phase: str,
+    batch: int,
+    sequence: int,
+    degree: int,
+) -> ProgramTime:
+    """The time of one execution of a program. `inputs` are the inputs of its cache key, which have the model's
+    configuration and options; `instance` is an instance type or a family of them."""
+    try:
+        found = _architecture(model_id, inputs.get("config"))
+        options = inputs.get("options")
+        exact = isinstance(options, Mapping) and options.get("autocast") == "none"
+        configuration = Configuration(
+            family=_family(phase, batch, found["kind"]),
+            model=model_id,
+            instance=instance,
+            metric={"prefill": "ttft_ms", "decode": "tpot_ms"}.get(phase, "latency_ms"),
+            cores=degree,
+            tp=degree,
+            batch=batch,
+            sequence=sequence,
+            autocast="none" if exact else "",
+            model_dtype="fp32" if exact else "",
+        )
+        return ProgramTime(predict(configuration, architecture=found))
+    except NotPredicted as reason:
+        return ProgramTime(None, str(reason))
+
+
+def predict_artifact(manifest: Manifest, store: Store) -> dict[str, ProgramTime]:
+    """The time of each program of an artifact, by name."""
+    inputs = store.key_inputs(manifest)
+    return {
+        program.name: predict_program(
+            manifest.model.id,
+            inputs,
+            instance=manifest.target,
+            phase=program.phase,
+            batch=program.batch,
+            sequence=program.sequence,
+            degree=program.tensor_parallel,
+        )
+        for program in manifest.executables
+    }
+
+
+def _architecture(model_id: str, config: object) -> Architecture:
+    described = dict(_entries(config)) if isinstance(config, Mapping) else {}
+    try:
+        found = architecture_of(described)
+    except (KeyError, TypeError, ZeroDivisionError):  # another producer's entries
+        found = None
+    found = found or architecture(model_id)
+    if found is None:
+        raise NotPredicted(f"{model_id}: its architecture has no closed form")
+    return found
+
+
+def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The numbers and names of a configuration."""
+    return ((key, value) for key, value in config.items() if isinstance(value, str | int | bool | None))
+
+
+def _family(phase: str, batch: int, kind: str) -> str:
+    if phase == "decode" or (phase == "prefill" and batch == 1):
+        return f"llm-{phase}"
+    if phase == "forward" and kind in _FAMILIES:
+        return _FAMILIES[kind]
+    raise NotPredicted(f"{phase} programs of batch {batch} of a model of kind {kind} are not covered")

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from nxpipe.emulator.hardware.core import CORES
-from nxpipe.emulator.hardware.instance import INSTANCES
+from nxpipe.emulator.hardware.instance import INSTANCES, Instance
+from nxpipe.emulator.isa.collective import link_gb_s, near_gb_s
+from nxpipe.emulator.schedule.execution import collectives_ns
 from nxpipe.pipeline.models import catalogue
 from nxpipe.pipeline.predict import work as works
 from nxpipe.pipeline.predict.measurements import Configuration
@@ -99,18 +101,25 @@ class Cores:
     dma: float
     vector: float
     link: float
+    near: float
 
 
-def cores_of(instance: str) -> Cores:
-    """The cores of an instance type; a size without published figures has the chips of its family."""
+def family_of(instance: str) -> Instance:
+    """An instance type; for a size without published figures another one of its family, which has the same chips."""
     family = instance.partition(".")[0]
     found = INSTANCES.get(instance) or next((each for each in INSTANCES.values() if each.family == family), None)
     if found is None:
         raise NotPredicted(f"{instance}: no rates of its cores are documented")
+    return found
+
+
+def cores_of(instance: str) -> Cores:
+    """The rates of an instance type's cores."""
+    found = family_of(instance)
     core = CORES[found.core]
     return Cores(
         name=found.core,
-        family=family,
+        family=instance.partition(".")[0],
         per_chip=found.cores_per_chip,
         ring=found.topology == "ring",
         flops=found.tflops_bf16 / found.cores * 1e12,
@@ -118,7 +127,8 @@ def cores_of(instance: str) -> Cores:
         hbm=found.device_memory_gb_s / found.cores * 1e9,
         dma=core.dma_engines * core.dma_engine_peak_gb_s * 1e9,
         vector=core.partitions * core.vector_ghz * 1e9,
-        link=(found.neuronlink_per_chip.figure if found.neuronlink_per_chip else 192.0) * 1e9,
+        link=link_gb_s(found) * 1e9,
+        near=near_gb_s(found) * 1e9,
     )
 
 
@@ -143,9 +153,10 @@ class Graph:
     analytic: float
 
 
-def graphs(configuration: Configuration) -> tuple[Graph, ...]:
-    """The graphs of one cycle: a request, a token, a batch or a training sequence. NotPredicted if not covered."""
-    found = architecture(configuration.published_name, configuration.model)
+def graphs(configuration: Configuration, found: Architecture | None = None) -> tuple[Graph, ...]:
+    """The graphs of one cycle: a request, a token, a batch or a training sequence. NotPredicted if not covered.
+    `found` is the model's architecture, if it is not that of its name."""
+    found = found or architecture(configuration.published_name, configuration.model)
     if found is None:
         raise NotPredicted(f"{configuration.model}: its architecture is not in the catalogue")
     cores = cores_of(configuration.instance)
@@ -158,7 +169,7 @@ def _executions(c: Configuration, a: Architecture) -> Iterator[Execution]:
     kind = a["kind"]
     match c.family:
         case "llm-decode" if kind == "decoder":
-            yield Execution(works.decode(a, batch=c.batch, context=_context(c), tp=c.tp))
+            yield Execution(works.decode(a, batch=c.batch, context=context_of(c), tp=c.tp))
         case "llm-prefill" if kind == "decoder":
             yield from _prefills(c, a)
         case "training":
@@ -192,20 +203,20 @@ def _single(c: Configuration, a: Architecture, *, batch: int) -> Work:
     if kind == "perceiver":
         return works.perceiver(a, batch=batch)
     if kind == "decoder" and c.family == "training":
-        return works.prefill(a, batch=batch, tokens=_length(c), tp=1)
+        return works.prefill(a, batch=batch, tokens=length_of(c), tp=1)
     if kind in ("encoder", "decoder"):
-        return works.encoder(a, batch=batch, tokens=_length(c))
+        return works.encoder(a, batch=batch, tokens=length_of(c))
     raise NotPredicted(f"{c.model}: {c.family} of a model of kind {kind} is not covered")
 
 
 def _generation(c: Configuration, a: Architecture) -> Iterator[Execution]:
     """The share of one token: the encoder runs once for all of them."""
-    outputs = c.outputs or _length(c)
-    for each in works.encoder_decoder(a, batch=c.batch, inputs=_length(c), outputs=outputs, tp=c.tp):
+    outputs = c.outputs or length_of(c)
+    for each in works.encoder_decoder(a, batch=c.batch, inputs=length_of(c), outputs=outputs, tp=c.tp):
         yield Execution(each.work, each.times / outputs)
 
 
-def _length(c: Configuration) -> int:
+def length_of(c: Configuration) -> int:
     if length := c.sequence or c.inputs:
         return length
     raise NotPredicted(f"{c.model}: the row has no sequence length")
@@ -217,20 +228,24 @@ def _bucket(tokens: float, longest: int | None) -> int:
     return min(bucket, longest) if longest else bucket
 
 
-def _context(c: Configuration) -> int:
+def context_of(c: Configuration) -> int:
     """Places of the cache that the middle of the generation reads; all without a prompt."""
     if c.inputs is None or (c.code == "served" and c.sequence):
-        return _length(c)  # a server of optimum-neuron compiles one length
+        return length_of(c)  # a server of optimum-neuron compiles one length
     return _bucket(c.inputs + (c.outputs or 0) / 2 + 1, c.sequence)
 
 
 _CHUNK: Final = 8192  # tokens of a prompt that vllm-neuron reads at once
 
 
+def compiled_prefill(c: Configuration) -> tuple[int, int]:
+    """The prompts that are read at a time, and their compiled length. Servers read one prompt, Transformers NeuronX
+    those of the batch together."""
+    return c.batch if c.code == "tnx-prefill" else 1, _bucket(c.inputs or length_of(c), c.sequence)
+
+
 def _prefills(c: Configuration, a: Architecture) -> Iterator[Execution]:
-    """Servers read one prompt at a time; Transformers NeuronX the prompts of the batch together."""
-    tokens = _bucket(c.inputs or _length(c), c.sequence)
-    batch = c.batch if c.code == "tnx-prefill" else 1
+    batch, tokens = compiled_prefill(c)
     if "vllm-neuron" in c.framework and tokens > _CHUNK:
         for start in range(0, c.inputs or tokens, _CHUNK):
             yield Execution(works.prefill(a, batch=batch, tokens=_CHUNK, tp=c.tp, behind=start))
@@ -255,6 +270,7 @@ _FLASH_V3: Final = 1024
 _FLASH: Final = ("nxd-prefill", "training")  # their attention kernels keep scores on the chip
 
 
+_ELEMENT: Final = 64  # bytes of a DMA's smallest access
 _OPERATORS: Final = 8  # of a layer, for the analytic baseline
 
 
@@ -274,10 +290,13 @@ def _graph(c: Configuration, cores: Cores, execution: Execution, copies: float) 
         _term("compute", "vector.elements", at, work.elements / (cores.vector * each)),
         _term("compute", _softmax(c, cores), at, work.scores / (cores.vector * each)),
         _term("compute", "dma.spilled", at, 0.0 if c.code in _FLASH else work.spilled / (cores.dma * each)),
+        _term("compute", "dma.ragged", at, work.ragged * _ELEMENT / (cores.dma * each)),
         _term("serial", "vector.narrow", at, work.narrow * TILE / cores.vector),
+        _term("serial", "vector.context", at, work.lanes * TILE / cores.vector),
         _term("memory", "dma.weights", at, read / (cores.dma * each)),
         _term("memory", "dma.cache", at, work.cache / (cores.dma * each)),
         _term("serial", "attention.call", at, work.calls * 1e-6),
+        _term("serial", "experts.visit", (), work.visits * 1e-6),
         _term("memory", "dma.gathered", at, work.gathered / (cores.dma * each)),
         _term("serial", "convolution.fixed", at, work.convolutions * 1e-6),
         _term("serial", "layer.fixed", at, work.layers * 1e-6),
@@ -306,10 +325,14 @@ def _collective_terms(c: Configuration, cores: Cores, work: Work, each: int, at:
     if not work.collectives:
         return []
     chips = math.ceil(c.tp * each / cores.per_chip)
+    fixed = collectives_ns(cores.name, c.tp * each) / 1e9 if chips > 1 else 0.0
     return [
+        _term("serial", "collective.execution", (at[0].removesuffix("-prefill"), *at[1:]), fixed),
         _term("serial", "collective.latency" if chips > 1 else "collective.local", at, work.collectives * 10e-6),
         _term("serial", "collective.hop", at, work.collectives * math.log2(chips) * 1e-6),
-        _term("serial", "collective.bytes" if chips > 1 else "collective.near", at, 2 * work.exchanged / cores.link),
+        _term("serial", "collective.bytes", at, 2 * work.exchanged / cores.link)
+        if chips > 1
+        else _term("serial", "collective.near", at, 2 * work.exchanged / cores.near),
     ]
 
 

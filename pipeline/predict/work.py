@@ -17,6 +17,7 @@ Architecture = Mapping[
 TILE: Final = 128  # rows and columns of the tensor engine's array
 _ON_CHIP: Final = 12 << 20  # bytes of one head's attention matrices: half of the SBUF
 _LEAST_ROWS: Final = 64  # rows that a tile takes at least: the time to load the next one
+_ALIGNED: Final = 32  # columns of a block that engines transpose
 _WIDE: Final = 4  # bytes of fp32
 _NARROW: Final = 2  # bytes of bf16
 
@@ -39,10 +40,13 @@ class Work:
     calls: float = 0.0  # of attention in decoding: one for each layer, sequence and head
     scores: float = 0.0  # elements of attention matrices
     spilled: float = 0.0  # bytes of those that do not fit on the chip, written and read
+    ragged: float = 0.0  # activations with a last axis that fills no whole lanes, moved one by one
+    lanes: float = 0.0  # elements of one lane in passes over the scores of decoding
     narrow: float = 0.0  # elements of one lane in passes over fewer rows than lanes
     elements: float = 0.0  # of element-wise operations and normalizations
     weights: float = 0.0  # bytes read
     gathered: float = 0.0  # bytes of single experts' weights, read by each row that selects them
+    visits: float = 0.0  # of experts, one after the other
     cache: float = 0.0  # bytes of the KV cache read
     collectives: int = 0
     exchanged: float = 0.0  # bytes that a rank contributes to collectives
@@ -58,12 +62,14 @@ class Work:
         self.flops += 2 * times * rows * inner * columns
         self.dense += 2 * times * max(rows, _LEAST_ROWS) * _tiled(inner) * _tiled(columns)
         self.weights += times * inner * columns * bytes_each
+        if inner % _ALIGNED and rows > TILE:
+            self.ragged += times * rows * inner
 
     def convolution(self, positions: float, kernel: int, inner: int, columns: int, *, times: int = 1) -> None:
         """A convolution, as a product over its window, of one image; one pass adds the bias and activates."""
-        before = self.dense
+        before, ragged = self.dense, self.ragged
         self.product(self.batch * positions, kernel * kernel * inner, columns, times=times)
-        self.convolved, self.dense = self.convolved + self.dense - before, before
+        self.convolved, self.dense, self.ragged = self.convolved + self.dense - before, before, ragged
         self.elements += times * self.batch * positions * columns
         self.convolutions += times
 
@@ -142,6 +148,7 @@ def _experts(work: Work, a: Architecture, rows: float, projections: int) -> None
     hidden, experts, active = a["hidden"], a["experts"], a["active_experts"]
     columns, times = math.ceil(a["expert_intermediate"] / work.tp), a["layers"] * projections
     work.flops += 2 * times * rows * active * hidden * columns
+    work.visits += a["layers"] * min(rows * active, experts)
     if rows * active < experts:
         work.experts += 2 * times * rows * active * _LEAST_ROWS * hidden * columns
         work.gathered += times * rows * active * hidden * columns * _NARROW
@@ -158,7 +165,9 @@ def decode(a: Architecture, *, batch: int, context: int, tp: int) -> Work:
     transformer(work, a, tokens=1, context=context)
     kv_heads = _kv_heads(a, tp)
     head_dim = a.get("head_dim", a["hidden"] // a["heads"])
-    work.calls += a["layers"] * batch * math.ceil(a["heads"] / tp)
+    heads = math.ceil(a["heads"] / tp)
+    work.calls += a["layers"] * batch * heads
+    work.lanes += a["layers"] * context * math.ceil(batch * heads / TILE)
     work.cache += 2.0 * a["layers"] * batch * context * kv_heads * head_dim * _NARROW
     _language_head(work, a, batch)
     return work

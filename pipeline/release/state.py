@@ -248,7 +248,8 @@ class ReleaseContext:
 def fleets_with_rollouts(release: "ReleaseContext") -> "list[tuple[ServingFleet, ReleaseCandidate]]":
     """Fleets of the channel whose traffic a rollout must shift, each with its candidate, in the order of nxpipe.toml.
 
-    A fleet whose channel has never served its model has no traffic to shift.
+    A fleet whose channel has never served its model has no traffic to shift, and one that follows its channel in place
+    shifts none.
     """
     if "rollout" in release.options.skipped:
         return []
@@ -257,7 +258,7 @@ def fleets_with_rollouts(release: "ReleaseContext") -> "list[tuple[ServingFleet,
     pairs = []
     for fleet in serving_fleets(release.config).values():
         candidate = slots.get((ids[fleet.model], INSTANCES[fleet.instance_types[0]].compiler_target))
-        if fleet.channel != release.options.channel or candidate is None:
+        if fleet.channel != release.options.channel or candidate is None or fleet.updates.are_followed:
             continue
         old = served.get(candidate.slot)
         if _has_environments(release, fleet) or (old is not None and old.request_key != candidate.request_key):

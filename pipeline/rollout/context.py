@@ -27,7 +27,7 @@ from nxpipe.pipeline.rollout.aws import StateMachine
 from nxpipe.pipeline.rollout.input import RolloutCandidate
 from nxpipe.pipeline.rollout.status import StatusReader
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.errors import RolloutRefused
+from nxpipe.pipeline.util.errors import InputInvalid, RolloutRefused
 
 _PROMOTED: Final = "promoted by rollout {}"
 
@@ -192,12 +192,25 @@ def open_context(
 ) -> RolloutContext:
     """The fleet that a command names, with its state machine and its channels."""
     config = load_config(config_path, os.environ)
-    served = serving_fleet(config, fleet, "FLEET")
+    served = fleet_with_rollouts(config, fleet)
     # Channels are read without this machine's cache: a rollout changes them.
     opened = open_uncached_store(store, config_path, console)
     artifacts = FleetArtifacts(opened, config, config_path.parent, served, actor, key)
     return RolloutContext(config, served, StateMachine(config, served), artifacts)
 
 
+def fleet_with_rollouts(config: Config, name: str) -> ServingFleet:
+    """The fleet that a command names, unless it follows its channel in place."""
+    found = serving_fleet(config, name, "FLEET")
+    if found.updates.are_followed:
+        raise InputInvalid(
+            f'fleet {name} has no rollouts: with updates.policy = "{found.updates.policy}" its instances follow '
+            f"channel {found.channel}; run: nxpipe promote ARTIFACT --channel {found.channel}"
+        )
+    return found
+
+
 def serving_fleet_names(config_path: Path) -> list[str]:
-    return list(serving_fleets(load_config(config_path, os.environ)))
+    """The fleets that have rollouts."""
+    fleets = serving_fleets(load_config(config_path, os.environ))
+    return [name for name, fleet in fleets.items() if not fleet.updates.are_followed]

@@ -31,7 +31,6 @@ _UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "best_of": (None, 1),
     "repetition_penalty": (None, 1, 1.0),
     "min_p": (None, 0, 0.0),
-    "min_tokens": (None, 0),
     "use_beam_search": (None, False),
     "tool_choice": (None, "none"),
 }
@@ -62,12 +61,15 @@ class _Sampled(BaseModel):
     frequency_penalty: Unit | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     ignore_eos: bool = False
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
     return_token_ids: bool = False
     stream: bool = False
     stream_options: _StreamOptions | None = None
 
-    def params(self, defaults: SamplingParams, *, tokens: int, logprobs: int | None) -> SamplingParams:
-        """The parameters of each answer; `tokens` are at most generated."""
+    def params(self, defaults: SamplingParams, *, tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """The parameters of each answer; `tokens` are at most generated, if the request limits them."""
+        if tokens is not None and self.min_tokens is not None and self.min_tokens > tokens:
+            raise InputInvalid(f"min_tokens: {self.min_tokens:,} are more than the {tokens:,} of max_tokens; lower it")
         given = {
             name: value
             for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
@@ -80,12 +82,13 @@ class _Sampled(BaseModel):
         return replace(
             defaults,
             **given,
-            max_tokens=tokens,
+            max_tokens=tokens or 1,  # the server takes what is left of the cache
             logprobs=logprobs,
             logit_bias={_token(name): bias for name, bias in (self.logit_bias or {}).items()},
             stop=(self.stop,) if isinstance(self.stop, str) and self.stop else tuple(self.stop or ()),
             stop_tokens=frozenset(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
+            min_tokens=self.min_tokens or 0,
         )
 
     @property
@@ -100,7 +103,7 @@ class _Sampled(BaseModel):
 
 
 def _token(name: str) -> int:
-    if not name.isdecimal():
+    if not name.isdecimal() or len(name) > 18:
         raise InputInvalid(f"logit_bias: {name[:40]!r} is no token id")
     return int(name)
 

@@ -4,14 +4,17 @@ Greedy rows are answered for the whole batch at once. A row with a temperature d
 by the request: what a request draws does not depend on the requests beside it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 if TYPE_CHECKING:
     from nxpipe.emulator.numerics import Array
+
+
+_LEAST_LOGPROB: Final = -9999.0  # JSON has no infinity; vLLM's bound
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,12 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_tokens: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    min_tokens: int = 0  # tokens before which none is chosen that ends the answer
 
     @property
     def is_plain_greedy(self) -> bool:
         """True if the answer is the index of the largest logit."""
-        return self.temperature == 0 and not self.has_penalties and self.logprobs is None
+        return self.temperature == 0 and not self.has_penalties and self.logprobs is None and not self.min_tokens
 
     @property
     def has_penalties(self) -> bool:
@@ -51,10 +55,12 @@ class Chosen:
 
 
 class Sampler:
-    """The state of one request: its generator, and the tokens that it has chosen, for penalties."""
+    """The state of one request: its generator, and the tokens that it has chosen, for penalties. `ends` are the tokens
+    that end its answer."""
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params: SamplingParams, ends: Collection[int] = ()) -> None:
         self.params = params
+        self._ends, self._left = list(ends), params.min_tokens
         self._generator = np.random.Generator(np.random.PCG64(params.seed))
         self._counts: dict[int, int] = {}
 
@@ -64,7 +70,7 @@ class Sampler:
         if params.is_plain_greedy:
             return Chosen(int(logits.argmax()))
         adjusted = self._penalized(logits.astype(np.float64))
-        token = int(adjusted.argmax()) if params.temperature == 0 else self._drawn(adjusted / params.temperature)
+        token = int(adjusted.argmax()) if params.temperature == 0 else self._drawn(adjusted)
         if params.has_penalties:
             self._counts[token] = self._counts.get(token, 0) + 1
         return self._described(token, adjusted)
@@ -72,9 +78,13 @@ class Sampler:
     def _penalized(self, logits: "Array") -> "Array":
         params = self.params
         for token, bias in params.logit_bias.items():
-            logits[token] += bias
+            if token < len(logits):
+                logits[token] += bias
         for token, count in self._counts.items():
             logits[token] -= params.presence_penalty + count * params.frequency_penalty
+        if self._left > 0:
+            self._left -= 1
+            logits[[token for token in self._ends if token < len(logits)]] = -np.inf
         return logits
 
     def _drawn(self, logits: "Array") -> int:
@@ -83,7 +93,7 @@ class Sampler:
         if 0 < params.top_k < len(logits):
             candidates = np.argpartition(-logits, params.top_k - 1)[: params.top_k]
         candidates = candidates[np.lexsort((candidates, -logits[candidates]))]  # equal logits by their token
-        shares = np.exp(logits[candidates] - logits[candidates[0]])
+        shares = np.exp((logits[candidates] - logits[candidates[0]]) / params.temperature)
         cumulative = np.cumsum(shares / shares.sum())
         if params.top_p < 1:
             cumulative = cumulative[: int(np.searchsorted(cumulative, params.top_p)) + 1]
@@ -95,7 +105,7 @@ class Sampler:
         if count is None:
             return Chosen(token)
         shifted = logits - logits.max()
-        logprobs = shifted - np.log(np.exp(shifted).sum())
+        logprobs = np.maximum(shifted - np.log(np.exp(shifted).sum()), _LEAST_LOGPROB)
         order = np.argsort(-logprobs, kind="stable")[:count]
         return Chosen(token, float(logprobs[token]), tuple((int(each), float(logprobs[each])) for each in order))
 

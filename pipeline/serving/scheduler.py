@@ -73,8 +73,9 @@ class Counts:
 class _Sequence:
     """A request in a row: its prompt is read up to `position`, then it generates."""
 
-    def __init__(self, request: GenerationRequest, text: Text | None) -> None:
-        self.request, self.sampler = request, Sampler(request.params)
+    def __init__(self, request: GenerationRequest, text: Text | None, end_tokens: frozenset[int]) -> None:
+        self.ends = request.params.stop_tokens | (frozenset() if request.params.ignore_eos else end_tokens)
+        self.request, self.sampler = request, Sampler(request.params, self.ends)
         self.stream: TokenStream | None = text.stream() if text else None
         self.stop = StopStrings(request.params.stop)
         self.position = 0  # tokens in the cache
@@ -225,7 +226,8 @@ class Scheduler:
             self._reading.append(row)
 
     def _occupy(self, row: _Row, request: GenerationRequest) -> _Sequence:
-        row.sequence = sequence = _Sequence(request, self._text if self._text and self._text.has_tokenizer else None)
+        text = self._text if self._text and self._text.has_tokenizer else None
+        row.sequence = sequence = _Sequence(request, text, self._end_tokens)
         sequence.position = sequence.reused = self._held(row, request.prompt)
         row.held = row.held[: sequence.position]
         self.counts.prompt_tokens += len(request.prompt)
@@ -303,10 +305,12 @@ class Scheduler:
         sequence.last = chosen.token
         sequence.generated += 1
         self.counts.generated_tokens += 1
-        ends = chosen.token in params.stop_tokens or (chosen.token in self._end_tokens and not params.ignore_eos)
+        ends = chosen.token in sequence.ends
         text, stopped = "", False
         if sequence.stream is not None and not ends:
-            text, stopped = sequence.stop.add(sequence.stream.add(chosen.token))
+            text = sequence.stream.add(chosen.token)
+            if sequence.generated > params.min_tokens:
+                text, stopped = sequence.stop.add(text)
         finish = Finish.STOP if ends or stopped else Finish.LENGTH if sequence.generated >= params.max_tokens else None
         if finish is None:
             return Output(request, chosen, text, reused=sequence.reused)

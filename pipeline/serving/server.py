@@ -41,6 +41,7 @@ from nxpipe.pipeline.util.files import DocumentInvalid, MiB, json_of
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.serving.encoder import Encoding
+    from nxpipe.pipeline.serving.model import ServingModel
     from nxpipe.pipeline.serving.sampling import SamplingParams
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -165,6 +166,7 @@ class _Endpoints:
             for each in wanted.prompts()
         ]
         params = wanted.params(model.default_params(), tokens=wanted.most_tokens, logprobs=wanted.logprobs)
+        _require_known(model, params)
         params, mirror = self._mirrored(params, "/v1/completions", document)
         name = self._served.require_model(wanted.model)
         style = Style.of(name, model.text, is_chat=False, token_ids=wanted.return_token_ids)
@@ -175,7 +177,8 @@ class _Endpoints:
         wanted, generation = parsed(ChatRequest, document), self._served.generator()
         model = generation.model
         prompt = model.require_tokens(await asyncio.to_thread(wanted.tokens, model.text), "messages")
-        params = wanted.params(model.default_params(), tokens=wanted.most_tokens or 1, logprobs=wanted.logprob_count)
+        params = wanted.params(model.default_params(), tokens=wanted.most_tokens, logprobs=wanted.logprob_count)
+        _require_known(model, params)
         params, mirror = self._mirrored(params, "/v1/chat/completions", document)
         name = self._served.require_model(wanted.model)
         style = Style.of(name, model.text, is_chat=True, token_ids=wanted.return_token_ids)
@@ -277,6 +280,12 @@ class _Endpoints:
 
     async def metrics(self, _: Request) -> Response:
         return Response(self._served.metrics.exposition(), media_type=Metrics.content_type)
+
+
+def _require_known(model: "ServingModel", params: "SamplingParams") -> None:
+    """InputInvalid for a token that the model does not have: its logits have no place for it."""
+    model.require_tokens(list(params.logit_bias), "logit_bias")
+    model.require_tokens(sorted(params.stop_tokens), "stop_token_ids")
 
 
 async def _respond(request: Request, wanted: TextRequest, *, stream: bool) -> Response:

@@ -11,6 +11,7 @@ import platform
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -40,6 +41,26 @@ def exit_quietly(code: int) -> None:
     if left := signal.alarm(0):
         signal.signal(signal.SIGALRM, lambda *_: os._exit(code))
         signal.alarm(left)
+
+
+@contextmanager
+def signals_deferred() -> Iterator[None]:
+    """Handle signals after the block: a process that was started in it is then known, and can be ended. Only handlers
+    are deferred, which the child of a fork does not keep; what is ignored stays ignored."""
+    came: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    held = {number: handler for number, handler in handlers.items() if callable(handler)}
+    if threading.current_thread() is not threading.main_thread():
+        held = {}  # no handler runs in another thread
+    for number in held:
+        signal.signal(number, lambda each, _: came.append(each))
+    try:
+        yield
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
+        for each in came:
+            signal.raise_signal(each)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:

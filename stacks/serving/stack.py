@@ -275,7 +275,7 @@ class ServeStack(Stack):
             store=store,
             instances=self._instances,
         )
-        if config.rollout.shadow is not None:
+        if config.rollout.shadow is not None and not fleet.updates.are_followed:
             self._allow_mirrored_requests()
         template = self._template(software, store, prefix)
         groups = {colour: self._group(colour, template) for colour in (BLUE, GREEN)}
@@ -294,6 +294,7 @@ class ServeStack(Stack):
             groups=groups,
             rehearsal=fleet.rehearsal,
             ready_within=math.ceil(self._hook_within / 60) * overlap,
+            follows_channel=fleet.updates.are_followed,
         )
         tag_project(self, config.project.name)
         if fleet.rehearsal:
@@ -344,6 +345,8 @@ class ServeStack(Stack):
         role = self._role("Role", "Instances")
         read_artifacts(store, role, prefix)
         self._grant_hook_completion(role)
+        if self._fleet.updates.are_followed:
+            self._grant_turns(role)
         if self._fleet.ssm:
             allow_sessions(role)
         if self._fleet.compile_cache:
@@ -392,15 +395,32 @@ class ServeStack(Stack):
 
     def _grant_hook_completion(self, role: aws_iam.Role) -> None:
         """Permit completion of the hook, by group name: the ARN's UUID is unknown before the group exists."""
-        names = [f"autoScalingGroup:*:autoScalingGroupName/{self._name}-{colour}" for colour in (BLUE, GREEN)]
-        arns = [f"arn:{self.partition}:autoscaling:{self.region}:{self.account}:{name}" for name in names]
         role.add_to_principal_policy(
-            aws_iam.PolicyStatement(actions=["autoscaling:CompleteLifecycleAction"], resources=arns)
+            aws_iam.PolicyStatement(actions=["autoscaling:CompleteLifecycleAction"], resources=self._group_arns)
         )
         # By which an agent distinguishes a hook that is still to come; it supports no resource-level permissions.
         role.add_to_principal_policy(
             aws_iam.PolicyStatement(actions=["autoscaling:DescribeAutoScalingInstances"], resources=["*"])
         )
+
+    def _grant_turns(self, role: aws_iam.Role) -> None:
+        """Permit what an instance needs to take the next artifact over: to see its group, to claim its turn, and to
+        leave service, for a while or for a successor."""
+        leaving = {
+            "swap": ["autoscaling:EnterStandby", "autoscaling:ExitStandby"],
+            "replace": ["autoscaling:TerminateInstanceInAutoScalingGroup"],
+        }[self._fleet.updates.policy]
+        actions = ["autoscaling:SetInstanceProtection", *leaving]
+        role.add_to_principal_policy(aws_iam.PolicyStatement(actions=actions, resources=self._group_arns))
+        # It supports no resource-level permissions.
+        role.add_to_principal_policy(
+            aws_iam.PolicyStatement(actions=["autoscaling:DescribeAutoScalingGroups"], resources=["*"])
+        )
+
+    @property
+    def _group_arns(self) -> list[str]:
+        names = [f"autoScalingGroup:*:autoScalingGroupName/{self._name}-{colour}" for colour in (BLUE, GREEN)]
+        return [f"arn:{self.partition}:autoscaling:{self.region}:{self.account}:{name}" for name in names]
 
     def _log(self, role: aws_iam.Role) -> aws_logs.LogGroup:
         """Log of instances, and of device metrics, from which CloudWatch extracts the fleet's metrics."""

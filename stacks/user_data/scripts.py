@@ -102,6 +102,8 @@ def _unused(fleet: ServingFleet) -> set[str]:
     at_default = {
         name for name, value in (("rehearsal", False), ("golden_inputs", True)) if getattr(fleet, name) == value
     }
+    if not fleet.updates.are_followed:
+        at_default.add("updates")
     return _BY_THE_AGENT - required | at_default
 
 
@@ -123,6 +125,7 @@ def fleet_file(config: Config, fleet: ServingFleet, store: Mapping[str, str], ke
         ("[store]", store),
         ("[[models]]", model.model_dump(exclude_none=True, exclude_defaults=True)),
         ("[[fleets]]", fleet.model_dump(exclude_none=True, exclude=_unused(fleet))),
+        *_shadow(config, fleet),
         *_signing(config.signing, fleet.channel, keys),
     ]
     return "\n".join(_table(head, values) for head, values in tables)
@@ -144,6 +147,14 @@ def public_keys(config: Config, fleet: ServingFleet, folder: Path) -> dict[str, 
     if not texts:
         raise NoPublicKey(fleet.channel, "nxpipe.toml has no [[signing.trusted]] key")
     return texts
+
+
+def _shadow(config: Config, fleet: ServingFleet) -> list[tuple[str, Mapping[str, Any]]]:
+    """With this table the agent follows the shadow phase of the fleet's rollouts."""
+    shadow = config.rollout.shadow
+    if shadow is None or fleet.updates.are_followed:
+        return []
+    return [("[rollout.shadow]", shadow.model_dump(exclude_none=True))]
 
 
 def _signing(signing: Signing, channel: str, keys: str) -> list[tuple[str, Mapping[str, Any]]]:

@@ -1,10 +1,12 @@
 """A model server as a user would write it, which behaves as its one argument says, in JSON.
 
 It is late, hangs or exits as a real one does, answers a prediction, and finishes its open requests on SIGTERM.
+`artifacts` changes the behaviour for the artifact in NXPIPE_ARTIFACT, by the SHA-256 of its manifest.
 """
 
 # ruff: noqa: T201
 
+import hashlib
 import json
 import os
 import signal
@@ -16,6 +18,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 BEHAVIOUR = json.loads(sys.argv[1])
+MANIFEST = Path(os.environ.get("NXPIPE_ARTIFACT", "."), "manifest.json")
+VERSION = hashlib.sha256(MANIFEST.read_bytes()).hexdigest() if MANIFEST.exists() else ""
+BEHAVIOUR |= BEHAVIOUR.get("artifacts", {}).get(VERSION, {})
 STARTED = time.monotonic()
 
 
@@ -27,7 +32,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/slow":
             time.sleep(0.6)
         healthy = time.monotonic() - STARTED > BEHAVIOUR.get("late", 0)
-        self._answer(200 if healthy or self.path != "/health" else 503, b"")
+        self._answer(200 if healthy or self.path != "/health" else 503, VERSION.encode())
 
     def do_POST(self) -> None:
         text = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"]

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
@@ -20,8 +20,8 @@ import pytest
 from moto.autoscaling.models import autoscaling_backends
 
 from nxpipe.pipeline.config import ServingFleet, load_config
-from nxpipe.pipeline.fleet.agent import run as agent_run
-from nxpipe.pipeline.fleet.agent.run import FleetInstance, HookNotCompleted, LifecycleHook
+from nxpipe.pipeline.fleet.agent import group as agent_group
+from nxpipe.pipeline.fleet.agent.group import FleetInstance, HookNotCompleted, LifecycleHook
 from nxpipe.pipeline.fleet.agent.supervisor import ModelServer, Readiness, ServiceManager, difference
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.errors import NotReady
@@ -80,8 +80,16 @@ class Agent:
 
     def await_status(self, start: str) -> None:
         self.channel.settimeout(20)
-        while not (message := self.channel.recv(4096).decode()).startswith(start):
+        while not (message := self._message()).startswith(start):
             self.statuses.append(message)
+
+    def _message(self) -> str:
+        try:
+            return self.channel.recv(4096).decode()
+        except TimeoutError:
+            if self.process.poll() is None:
+                raise
+            raise AssertionError(self.process.communicate()[1]) from None
 
     def await_ready(self) -> None:
         self.await_status("READY=1")
@@ -106,6 +114,10 @@ def agent_of(place: Place, *server_command: str) -> Iterator[Agent]:
         try:
             yield Agent(process, channel)
         finally:
+            if process.poll() is None:
+                process.terminate()  # so that it ends its server
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(10)
             process.kill()
             process.communicate()
 
@@ -375,7 +387,7 @@ def test_an_instance_that_cannot_serve_is_given_up_although_its_hook_comes_later
 
 def test_a_hook_that_was_completed_is_not_waited_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hook_of(place).answer("CONTINUE")
-    monkeypatch.setattr(agent_run, "time", SimpleNamespace(monotonic=time.monotonic))  # no call of sleep
+    monkeypatch.setattr(agent_group, "time", SimpleNamespace(monotonic=time.monotonic))  # no call of sleep
     assert not hook_of(place).answer("CONTINUE")
     assert not hook_of(place).answer("ABANDON")
     assert place.state == "InService"
@@ -384,7 +396,7 @@ def test_a_hook_that_was_completed_is_not_waited_for(place: Place, monkeypatch: 
 def test_an_instance_whose_hook_never_comes_does_not_wait_for_ever(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_run, "_ACTION_WITHIN", 0)
+    monkeypatch.setattr(agent_group, "_ACTION_WITHIN", 0)
     with (
         not_yet_waiting("Pending"),
         pytest.raises(HookNotCompleted, match=r"has no pending action for instance .* in state Pending"),

@@ -1,8 +1,10 @@
 """`nxpipe agent watch`: the devices' metrics have the names that alarms and dashboard of the stacks use."""
 
 import json
+import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from nxpipe.pipeline.config.device_measures import NAMESPACE
 from nxpipe.pipeline.fleet.agent.watch import fleet_metrics, log_event
 from nxpipe.pipeline.fleet.monitor.report import Figures, read_figures
-from nxpipe.pipeline.fleet.monitor.source import Compilers
+from nxpipe.pipeline.fleet.monitor.source import Compilers, MonitorSettings, monitor_reports
 from nxpipe.stacks import measures as watched
 from tests.agent.metadata import Metadata, metadata_service
 from tests.agent.project import CONFIG
@@ -96,7 +98,10 @@ def test_a_report_that_lacks_anything_is_read_all_the_same(runtimes: Any) -> Non
 def test_the_stacks_watch_exactly_what_is_sent() -> None:
     sent = fleet_metrics(read_figures(BUSY), 1)
     series = [
-        entry for measure in watched.MEASURES for entry in measure.series.values() if entry.namespace == NAMESPACE
+        entry
+        for measure in watched.MEASURES
+        for entry in measure.series.values()
+        if entry.namespace == NAMESPACE and measure.scope != "updates"  # sent by the agent itself
     ]
     assert {(entry.name, tuple(entry.only.items())) for entry in series} == {(entry.name, entry.only) for entry in sent}
 
@@ -217,6 +222,32 @@ def test_the_monitor_ends_with_the_watcher(place: Place) -> None:
     while any(Path("/proc", child).exists() for child in children):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_signal_while_the_monitor_starts_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "neuron-monitor"
+    program.write_text("#!/bin/sh\nexec sleep 61\n")
+    program.chmod(0o755)
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        """The signal comes when the process exists and nobody knows it yet."""
+
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            started.append(self)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.05)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        with pytest.raises(SystemExit), monitor_reports(str(program), MonitorSettings.every(5, (), ())):
+            pass
+        assert callable(signal.getsignal(signal.SIGTERM)), "the handler is there again"
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [process.returncode for process in started] == [-signal.SIGTERM]
 
 
 def _sleeping(parent: int) -> list[str]:

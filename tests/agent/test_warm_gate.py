@@ -107,6 +107,24 @@ def test_a_server_that_computes_nothing_is_stopped_in_one_sentence(stand_in: Sta
     assert said in str(stopped.value)
 
 
+@pytest.mark.parametrize(
+    ("stand_in", "expected"),
+    [
+        (StandIn(lambda _: token(-0.1)), True),
+        (StandIn(lambda _: None, status=500), True),
+        (StandIn(lambda _: None), True),
+        (StandIn(lambda _: {}, status=400), False),
+        (StandIn(lambda _: {}), False),
+    ],
+    ids=["completes", "fails", "hangs", "refuses", "has another task"],
+)
+def test_a_server_that_lists_a_model_and_fails_to_complete_is_no_server_for_another_task(
+    stand_in: StandIn, expected: bool
+) -> None:
+    with stand_in.running() as completions:
+        assert completions.generates() == expected
+
+
 def test_generated_tokens_are_progress_and_so_is_an_answer_and_neither_is_a_fault() -> None:
     stand_in = StandIn(lambda _: token(-0.1), tokens=1)
     with stand_in.running() as completions:

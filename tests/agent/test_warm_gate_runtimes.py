@@ -25,7 +25,8 @@ from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.config import ServingFleet, load_config
 from nxpipe.pipeline.fleet.agent import gate
 from nxpipe.pipeline.fleet.agent import run as agent_run
-from nxpipe.pipeline.fleet.agent.run import Agent, FleetInstance
+from nxpipe.pipeline.fleet.agent.group import FleetInstance
+from nxpipe.pipeline.fleet.agent.run import Agent
 from nxpipe.pipeline.fleet.agent.supervisor import ModelServer
 from nxpipe.pipeline.util.errors import NotReady
 from tests.agent.test_agent_supervisor import free_port
@@ -188,6 +189,17 @@ class Fault:
     runtimes: tuple[str, ...] = RUNTIMES
 
 
+def _collective(line: str) -> Inject:
+    """Another nccom-test in the runtime's environment."""
+
+    def inject(made: Instance) -> None:
+        made.patch.setattr(gate, "_COLLECTIVE_SECONDS", 1.0)
+        (made.programs / "nccom-test").write_text(f"#!/bin/sh\n{line}\n")
+
+    return inject
+
+
+RANKS: Final = ("vllm-nxdi", "vllm-neuron", "optimum")  # whose stand-ins have several
 SPEAKING: Final = tuple(runtime for runtime in RUNTIMES if runtime != "torchscript")
 
 
@@ -258,6 +270,12 @@ FAULTS: Final = {
         "",
     ),
     "no line that proves the load": Fault(_behaves("silent"), "its log has no line", ("vllm-nxdi", "vllm-neuron")),
+    "an all-reduce that hangs": Fault(_collective("sleep 60 & wait"), "allr over 2 ranks has not ended", RANKS),
+    "an all-gather that fails": Fault(
+        _collective('case "$*" in *allg) echo NRT_NETWORK_PROXY_FAILURE; exit 1;; esac'),
+        "allg over 2 ranks ended with code 1: NRT_NETWORK_PROXY_FAILURE",
+        RANKS,
+    ),
     "a constant answer": Fault(_behaves("constant"), "with the same token and log-probability", SPEAKING),
     "an answer that is no number": Fault(_behaves("nan"), "log-probability nan", SPEAKING),
     "a server that hangs at its second request": Fault(
@@ -284,6 +302,27 @@ def test_a_fault_is_stopped_before_the_first_request_in_one_sentence(
     sentence = str(stopped.value)
     assert fault.said in sentence
     assert "\n" not in sentence
+
+
+@pytest.mark.parametrize("runtime", RANKS)
+def test_collectives_run_over_the_ranks_of_the_contract_before_the_server(
+    runtime: str, instance: Callable[[str], Instance]
+) -> None:
+    made = instance(runtime)
+    asked = made.root / "asked"
+    (made.programs / "nccom-test").write_text(f'#!/bin/sh\necho "$NEURON_RT_NUM_CORES" "$@" >> {asked}\n')
+    made.prepend(f"test -e {asked} || exit 9")
+    made.promote()
+    assert not made.start().has_ended()
+    sizes = "--minbytes 1kb --maxbytes 1kb --datatype fp32"
+    assert asked.read_text().splitlines() == [f"2 -r 2 {sizes} {each}" for each in ("allr", "allg")]
+
+
+def test_without_the_tool_the_server_is_the_first_to_run_a_collective(instance: Callable[[str], Instance]) -> None:
+    made = instance("vllm-nxdi")
+    (made.programs / "nccom-test").unlink()
+    made.promote()
+    assert not made.start().has_ended()
 
 
 def test_a_forbidden_variable_is_named(instance: Callable[[str], Instance], monkeypatch: pytest.MonkeyPatch) -> None:

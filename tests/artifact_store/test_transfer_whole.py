@@ -247,3 +247,30 @@ def test_the_oldest_file_goes_when_the_tier_is_full(place: Folder, tmp_path: Pat
     assert not backend.reads
     fetch(afar([backend], tier).blobs, versions[0], tmp_path / "first")
     assert Blob.of(bytes(_bytes(1, LARGE))).sha256 in {path.rpartition("/")[2] for path, _ in backend.reads}
+
+
+def test_without_a_flush_a_power_loss_is_found_by_the_next_fetch(
+    place: Folder, tier: ReadCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, flush = model(place, 1, 2), os.fsync
+    flushed: list[int] = []
+
+    def noted(file: int) -> None:
+        flushed.append(os.fstat(file).st_size)
+        flush(file)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    store = afar([place.backend], tier)
+    fetch(store.blobs, wanted, tmp_path / "to", flush=False)
+    file = tmp_path / "to" / WEIGHTS
+    whole = file.read_bytes()
+    assert len(whole) not in flushed
+    with file.open("r+b") as damaged:  # which the cache shares
+        damaged.seek(len(whole) // 2)
+        damaged.write(bytes(4096))
+    local_files.date(file)
+    monkeypatch.setattr(local_files, "_boot", lambda: "the next one")
+    assert fetch(store.blobs, wanted, tmp_path / "to", flush=False).bytes_written
+    assert file.read_bytes() == whole
+    fetch(afar([place.backend], ReadCache(tmp_path / "another")).blobs, wanted, tmp_path / "flushed")
+    assert len(whole) in flushed

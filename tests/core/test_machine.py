@@ -86,6 +86,31 @@ def test_a_parameter_may_lie_with_its_axes_in_another_order() -> None:
     np.testing.assert_array_equal(machine.read("w"), w)
 
 
+@given(rows=st.integers(1, 400), columns=st.integers(1, 40), tile=st.integers(1, 50), transposed=st.booleans())
+def test_a_partition_has_its_rows_of_a_tile_of_a_parameter_side_by_side(
+    rows: int, columns: int, tile: int, *, transposed: bool
+) -> None:
+    """The layout of docs/reference/nxe.md, element by element."""
+    matrix = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
+    order = (1, 0) if transposed else ()
+    buffers = (
+        Buffer(Role.PARAMETER, ("w",), F32, (rows, columns), order, tile=tile),
+        Buffer(Role.OUTPUT, ("y",), F32, (rows * columns,), address=4 * rows * columns),
+    )
+    copy = DmaCopy(engine=Engine.DMA0, dst=whole(1, F32, rows * columns), src=whole(0, F32, rows * columns))
+    machine = Machine(Program("v2", 1, buffers, (copy,)))
+    machine.write("w", matrix.T if transposed else matrix)
+    machine.execute()
+    chunks, found = rows // 128, iter(machine.read("y").tolist())
+    for partition in range(128):
+        for first in range(0, columns, tile):
+            for chunk in range(chunks):
+                for column in range(first, min(first + tile, columns)):
+                    assert next(found) == matrix[128 * chunk + partition, column]
+    assert list(found) == matrix[128 * chunks :].reshape(-1).tolist()
+    np.testing.assert_array_equal(machine.read("w"), matrix.T if transposed else matrix)
+
+
 def test_a_loop_finds_each_layers_weight_by_its_index() -> None:
     buffers = (
         Buffer(Role.PARAMETER, ("layers.0", "layers.1", "layers.2"), BF16, (2, 2)),

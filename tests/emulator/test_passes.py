@@ -16,6 +16,7 @@ from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import (
     Attention,
     Binary,
+    Broadcast,
     Cast,
     Gather,
     Index,
@@ -182,11 +183,49 @@ def test_chains_of_views_become_one() -> None:
     assert ops == [Transpose((0, 2, 1)), Reshape((24,)), Unary("exp")]
 
 
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_mask_that_is_true_everywhere_is_no_mask(seen: bool) -> None:
+    builder = GraphBuilder()
+    matrices = [builder.input(name, TensorType((2, 3, 5, 4), F32)) for name in "qkv"]
+    table = np.ones((2, 1, 1, 5), np.bool_)
+    table[1, 0, 0, 2] = seen
+    mask = builder.add(Broadcast((2, 3, 5, 5)), builder.constant(table, DType.BOOL))
+    builder.output("y", builder.add(Attention(0.5, False, F32, F32), *matrices, mask))
+    graph = builder.build()
+    changed = run_passes(graph, PLAIN, (canonicalise, eliminate_dead_code))
+    assert [len(node.operands) for node in changed.nodes if isinstance(node.op, Attention)] == [3 if seen else 4]
+    same_results(graph, changed, seed=0)
+
+
+def test_a_constant_without_effect_only_repeats_the_other_operand() -> None:
+    builder = GraphBuilder()
+    mask = builder.input("mask", TensorType((2, 1, 1, 5), DType.BOOL))
+    seen = builder.add(Binary("and"), builder.constant(np.ones((1, 1, 5, 1), np.bool_), DType.BOOL), mask)
+    builder.output("y", seen)
+    graph = builder.build()
+    changed = run_passes(graph, PLAIN, (canonicalise, eliminate_dead_code))
+    assert [node.op for node in changed.nodes] == [Broadcast((2, 1, 5, 5))]
+    same_results(graph, changed, seed=0)
+
+
 def test_adding_zero_to_a_float_is_kept_because_it_changes_the_sign_of_zero() -> None:
     builder = GraphBuilder()
     x = builder.input("x", TensorType((1,), F32))
     builder.output("y", builder.add(Binary("add"), x, builder.scalar(0.0)))
     assert len(canonicalise(builder.build(), PLAIN).nodes) == 1
+
+
+@pytest.mark.parametrize("narrow", [DType.FLOAT16, DType.INT32])
+def test_a_cast_to_a_narrower_float_precedes_the_moves_before_it(narrow: DType) -> None:
+    builder = GraphBuilder()
+    x = builder.add(Unary("exp"), builder.input("x", TensorType((4, 6), F32)))
+    moved = builder.add(Transpose((1, 2, 0)), builder.add(Reshape((4, 2, 3)), x))
+    builder.output("y", builder.add(Cast(narrow), moved))
+    graph = builder.build()
+    changed = run_passes(graph, PLAIN, (canonicalise, eliminate_dead_code))
+    kinds = [type(node.op) for node in changed.nodes]
+    assert kinds == ([Unary, Cast, Reshape, Transpose] if narrow.is_float else [Unary, Reshape, Transpose, Cast])
+    same_results(graph, changed, seed=0)
 
 
 def test_a_constant_too_large_to_ship_is_computed_where_it_is_used() -> None:
@@ -297,3 +336,36 @@ def test_a_pass_that_changes_the_interface_is_caught(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("nxpipe.emulator.passes.PASSES", (rename,))
     with pytest.raises(GraphInvalid, match="rename changed the graph's inputs or outputs"):
         run_passes(valid(), PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("indices", "axis", "fast"),
+    [
+        ([[2, 3, 4]], 0, True),
+        ([[0, 2, 4], [6, 8, 10]], 0, True),
+        ([[1, 1], [1, 1]], 1, True),
+        ([5], 1, True),
+        ([4, 3], 0, False),
+        ([0, 1, 3], 0, False),
+        ([[0, 1], [0, 1]], 0, False),
+    ],
+)
+def test_a_gather_at_counted_constants_is_a_slice(indices: list[object], axis: int, fast: bool) -> None:
+    builder = GraphBuilder()
+    table = builder.input("table", TensorType((12, 7), DType.FLOAT32))
+    rows = builder.constant(np.array(indices, np.int64), DType.INT64)
+    builder.output("y", builder.add(Gather(axis), table, rows))
+    graph = builder.build()
+    simple = canonicalise(graph, PassOptions())
+    assert any(isinstance(node.op, Gather) for node in simple.nodes) is not fast
+    data = {"table": np.arange(84, dtype=np.float32).reshape(12, 7)}
+    assert np.array_equal(execute(graph, {}, data)["y"], execute(simple, {}, data)["y"])
+
+
+def test_a_mask_that_hides_nothing_is_dropped_with_its_shape() -> None:
+    builder = GraphBuilder()
+    mask = builder.input("mask", TensorType((2, 1, 1, 5), DType.BOOL))
+    all_true = builder.constant(np.ones((1, 1, 3, 1), bool), DType.BOOL)
+    builder.output("y", builder.add(Binary("and"), all_true, mask))
+    (node,) = canonicalise(builder.build(), PassOptions()).nodes
+    assert node.op == Broadcast((2, 1, 3, 5))

@@ -103,7 +103,15 @@ def executables(draw: Any) -> Executable:
     held = draw(st.integers(rows + 1, 2 * rows))
     buffers = (
         Buffer(Role.INPUT, ("ids",), dtype.on_device, (rows, columns), (), draw(COUNT)),
-        Buffer(Role.PARAMETER, ("a.weight", "b.weight"), DType.BFLOAT16, (columns, rows), (1, 0), draw(COUNT)),
+        Buffer(
+            Role.PARAMETER,
+            ("a.weight", "b.weight"),
+            DType.BFLOAT16,
+            (columns, rows),
+            (1, 0),
+            draw(COUNT),
+            draw(st.integers(0, 512)),
+        ),
         Buffer(Role.STATE, ("cache",), DType.FLOAT32, (rows, columns)),
         Buffer(Role.CONSTANT, (digest,), DType.UINT8, (len(table),)),
     )

@@ -63,7 +63,7 @@ def sample(seed: int = 0) -> Executable:
     buffers = (
         Buffer(Role.INPUT, ("input_ids",), DType.INT32, (2, 32)),
         Buffer(Role.STATE, ("cache.0.key", "cache.1.key"), DType.BFLOAT16, (2, 4, 32), (), 4096),
-        Buffer(Role.PARAMETER, ("0.weight", "1.weight"), DType.BFLOAT16, (32, 16), (1, 0), 8192),
+        Buffer(Role.PARAMETER, ("0.weight", "1.weight"), DType.BFLOAT16, (32, 16), (1, 0), 8192, 8),
         Buffer(Role.CONSTANT, (digest,), DType.UINT8, (len(TABLE),), (), 12288),
         Buffer(Role.OUTPUT, ("logits",), DType.FLOAT32, (2, 1, 99), (), 16384),
     )

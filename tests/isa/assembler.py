@@ -344,8 +344,9 @@ class _Reader:
         scanner.expect("at")
         address = scanner.integer()
         order = scanner.integers() if scanner.accept("order") else ()
+        tile = scanner.integer() if scanner.accept("tile") else 0
         names = self._names(scanner) if scanner.accept("names") else (label,)
-        self._buffers.append(Buffer(role, names, dtype, shape, order, address))
+        self._buffers.append(Buffer(role, names, dtype, shape, order, address, tile))
 
     def _names(self, scanner: Scanner) -> tuple[str, ...]:
         names = [] if scanner.at_end else [scanner.string()]

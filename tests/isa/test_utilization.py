@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nxpipe.emulator.analysis.execution_trace import DMA
 from nxpipe.emulator.analysis.program_memory import footprint, require_capacity
-from nxpipe.emulator.analysis.utilization import DMA, BufferTraffic, Spill, buffer_traffic, utilisation
+from nxpipe.emulator.analysis.utilization import BufferTraffic, Spill, buffer_traffic, utilisation
 from nxpipe.emulator.errors import OutOfMemory
 from nxpipe.emulator.isa.affine import Affine, index
 from nxpipe.emulator.isa.dma import DmaCopy

@@ -137,6 +137,26 @@ def test_an_instance_serves_when_its_hook_is_completed_and_another_comes_if_it_i
         scaling.complete_lifecycle_action(**say, InstanceId=one, LifecycleActionResult="CONTINUE")
 
 
+def test_an_instance_on_standby_is_no_target_and_counts_again_when_it_returns(aws: Any) -> None:
+    create(aws, hooked(MinSize="1"))
+    group, arn, scaling = physical(aws)["Blue1"], physical(aws)["Blue"], boto3.client("autoscaling")
+    for id_ in states(group):
+        scaling.complete_lifecycle_action(
+            AutoScalingGroupName=group, LifecycleHookName="ready", InstanceId=id_, LifecycleActionResult="CONTINUE"
+        )
+    one, other = states(group)
+    leave = {"AutoScalingGroupName": group, "ShouldDecrementDesiredCapacity": True}
+    scaling.enter_standby(**leave, InstanceIds=[one])
+    assert (states(group)[one], targets(arn)) == ("Standby", {other})
+    assert len(states(group)) == 2, "no other one is launched"
+    with pytest.raises(ClientError, match="is not in InService"):
+        scaling.enter_standby(**leave, InstanceIds=[one])
+    with pytest.raises(ClientError, match="min-size=1"):
+        scaling.enter_standby(**leave, InstanceIds=[other])
+    scaling.exit_standby(AutoScalingGroupName=group, InstanceIds=[one])
+    assert (states(group), targets(arn)) == ({one: "InService", other: "InService"}, {one, other})
+
+
 def test_a_hook_that_nobody_answers_in_time_gives_its_own_answer(aws: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     create(aws, hooked())
     group, now = physical(aws)["Blue1"], capacity.now()

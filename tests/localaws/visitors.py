@@ -10,7 +10,7 @@ target hangs, and counts these for itself.
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -129,41 +129,49 @@ class SimulatedUsers:
             if there:
                 data += self._counts(colour, at, there)
         if late := self._late.pop(at, 0):
-            data.append(self._returned("504", at, late))
+            data.append(returned(self.fleet, "504", at, late))
         if data:
             client_of("cloudwatch", self.fleet.region).put_metric_data(Namespace=_NAMESPACE, MetricData=data)
 
-    def _returned(self, code: str, at: int, count: int) -> dict[str, Any]:
-        """A count of the load balancer's own responses."""
-        return {
-            "MetricName": f"HTTPCode_ELB_{code}_Count",
-            "Value": count,
-            "Dimensions": [{"Name": "LoadBalancer", "Value": self.fleet.balancer}],
-            "Timestamp": datetime.fromtimestamp(at, UTC),
-        }
-
     def _counts(self, colour: str, at: int, requests: int) -> Iterator[dict[str, Any]]:
-        dimensions = {"LoadBalancer": self.fleet.balancer, "TargetGroup": self.fleet.targets[colour].rpartition(":")[2]}
-        common = {
-            "Dimensions": [{"Name": name, "Value": value} for name, value in dimensions.items()],
-            "Timestamp": datetime.fromtimestamp(at, UTC),
-        }
-        yield {"MetricName": "RequestCount", "Value": requests, **common}
         shares = (self.crashes.get(colour, 0.0), self.hangs.get(colour, 0.0))
         crashed, hung, answered = self._random.multinomial(requests, [*shares, 1 - sum(shares)]).tolist()
         if crashed:
-            yield self._returned("502", at, crashed)
+            yield returned(self.fleet, "502", at, crashed)
         self._late[at + self.idle] = self._late.get(at + self.idle, 0) + hung
-        if not answered:
-            return
         failed = int(self._random.binomial(answered, self.errors[colour]))
-        for kind, count in (("2XX", answered - failed), ("5XX", failed)):
-            if count:
-                yield {"MetricName": f"HTTPCode_Target_{kind}_Count", "Value": count, **common}
-        durations = np.ceil(self._random.lognormal(np.log(_MEDIAN), _SPREAD, answered) / _FINEST).astype(int)
-        values, counts = np.unique(durations, return_counts=True)
+        times = self._random.lognormal(np.log(_MEDIAN), _SPREAD, answered).tolist()
+        yield from counted(self.fleet, colour, at, requests, {"2XX": answered - failed, "5XX": failed}, times)
+
+
+def counted(
+    fleet: Fleet, colour: str, at: int, requests: int, kinds: Mapping[str, int], times: Sequence[float]
+) -> Iterator[dict[str, Any]]:
+    """The metrics of a target group for one second: its requests, and of those that it has answered the kinds and the
+    response times."""
+    dimensions = {"LoadBalancer": fleet.balancer, "TargetGroup": fleet.targets[colour].rpartition(":")[2]}
+    common = {
+        "Dimensions": [{"Name": name, "Value": value} for name, value in dimensions.items()],
+        "Timestamp": datetime.fromtimestamp(at, UTC),
+    }
+    yield {"MetricName": "RequestCount", "Value": requests, **common}
+    for kind, count in kinds.items():
+        if count:
+            yield {"MetricName": f"HTTPCode_Target_{kind}_Count", "Value": count, **common}
+    if len(times):
+        values, counts = np.unique(np.ceil(np.asarray(times) / _FINEST).astype(int), return_counts=True)
         seconds = (values * _FINEST).tolist()
         yield {"MetricName": "TargetResponseTime", "Values": seconds, "Counts": counts.tolist(), **common}
+
+
+def returned(fleet: Fleet, code: str, at: int, count: int) -> dict[str, Any]:
+    """A count of the load balancer's own responses."""
+    return {
+        "MetricName": f"HTTPCode_ELB_{code}_Count",
+        "Value": count,
+        "Dimensions": [{"Name": "LoadBalancer", "Value": fleet.balancer}],
+        "Timestamp": datetime.fromtimestamp(at, UTC),
+    }
 
 
 @contextmanager

@@ -3,24 +3,30 @@ may be off, in units of the last place of float32, and absolutely where a result
 numbers. In narrower types it is one unit at most."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.dma import DmaCopy
-from nxpipe.emulator.isa.operands import Memory, Tile
+from nxpipe.emulator.isa.operands import Far, Memory, Tile
 from nxpipe.emulator.isa.program import Role, instructions
 from nxpipe.emulator.lower import elementwise, epilogue, lower
 from nxpipe.emulator.lower.kernel import Kernel
 from nxpipe.emulator.numerics import round_to
-from nxpipe.emulator.ops import Binary, Cast, Linear, Reshape, Unary, Where
+from nxpipe.emulator.ops import Binary, Cast, Concat, Linear, Reshape, Slice, Transpose, Unary, Where
 from nxpipe.emulator.ops.elementwise import _ARITHMETIC, _BITWISE, _COMPARISONS, _KEEPING, _PREDICATES, _SMOOTH
+from nxpipe.emulator.passes import PassOptions, run_passes
+from nxpipe.emulator.run.fast import execute
 from tests.lower.harness import Case, Given, case, floats, of, require_equal
 from tests.lower.sweep import BYTES, FLOATS, INTEGERS, Draw, Row, sweep
+from tests.tiers import examples
 
 ANY = (*FLOATS, *BYTES, *INTEGERS, DType.BOOL)
 
@@ -269,3 +275,48 @@ def _types(function: str) -> tuple[DType, ...]:
     if function in (*_BITWISE, "invert"):
         return INTEGERS
     return (*FLOATS, *INTEGERS)
+
+
+ROTARY = st.tuples(
+    st.integers(1, 3), st.integers(1, 5), st.sampled_from((1, 1, 7, 128, 130)), st.sampled_from((2, 6, 64, 128))
+)
+
+
+def _rotary(sizes: tuple[int, int, int, int], dtype: DType, signs: tuple[bool, bool]) -> Case:
+    """x * c + concat(x[h:], x[:h]) * s by heads, with a sign for each half."""
+    batch, heads, tokens, depth = sizes
+
+    def build(builder: GraphBuilder, x: Value, cosine: Value, sine: Value) -> Value:
+        x = builder.add(Transpose((0, 2, 1, 3)), builder.add(Reshape((batch, tokens, heads, depth)), x))
+        straight, parts = builder.add(Binary("multiply"), x, cosine), []
+        for (start, stop), negated in zip(((depth // 2, depth), (0, depth // 2)), signs, strict=True):
+            shape = (batch, heads, tokens, stop)
+            part = builder.add(Slice((0, 0, 0, start), shape, (1, 1, 1, 1)), x)
+            parts.append(builder.add(Unary("negate"), part) if negated else part)
+        turned = builder.add(Binary("multiply"), builder.add(Concat(3), *parts), sine)
+        return builder.add(Binary("add"), straight, turned)
+
+    shapes = ((batch, tokens, heads * depth), (batch, 1, tokens, depth), (1, 1, tokens, depth))
+    return case(build, *(floats(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes)))
+
+
+@settings(max_examples=examples(30))
+@given(ROTARY, st.sampled_from((DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32)), st.tuples(st.booleans(), st.booleans()))
+def test_rotary_halves_are_read_in_place(
+    sizes: tuple[int, int, int, int], dtype: DType, signs: tuple[bool, bool]
+) -> None:
+    """No element is moved to exchange the halves, and the result is the same to the bit."""
+    made = _rotary(sizes, dtype, signs)
+    graph = run_passes(made.graph, PassOptions())
+    assert not any(isinstance(node.op, Concat) for node in graph.nodes)
+    (before,), (after,) = (execute(one, {}, made.inputs).values() for one in (made.graph, graph))
+    assert np.array_equal(before, after)
+    require_equal(replace(made, graph=graph), cores=("v2",))
+
+
+def test_both_orders_of_the_halves_of_a_row_are_loaded_once() -> None:
+    made = _rotary((1, 4, 128, 64), DType.BFLOAT16, (True, False))
+    program = lower(run_passes(made.graph, PassOptions()), "v2")
+    rows = next(number for number, buffer in enumerate(program.buffers) if buffer.names == ("input0",))
+    reads = [step.src for step in instructions(program.body) if isinstance(step, DmaCopy) and isinstance(step.src, Far)]
+    assert sum(far.elements for far in reads if far.buffer == rows) == 128 * 4 * 64

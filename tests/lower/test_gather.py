@@ -8,16 +8,20 @@ import pytest
 from nxpipe.emulator.core.machine import Machine
 from nxpipe.emulator.errors import IndexOutOfRange
 from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.dma import DmaCopy
 from nxpipe.emulator.isa.operands import Far
-from nxpipe.emulator.isa.program import Role, instructions
+from nxpipe.emulator.isa.program import Loop, Role, instructions
+from nxpipe.emulator.isa.vector import TensorScalar, TensorTensor
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.ops import Gather, Index, IndexUpdate, Iota, ScatterAlong, TakeAlong
+from nxpipe.emulator.ops import Binary, Gather, Index, IndexUpdate, Iota, ScatterAlong, TakeAlong, Unary
 from nxpipe.emulator.ops.base import Operator
-from tests.lower.harness import Case, Given, of, require_equal
+from nxpipe.emulator.passes import PassOptions, run_passes
+from nxpipe.emulator.passes.roll import roll
+from tests.lower.harness import Case, Given, floats, of, require_equal
 from tests.lower.sweep import BYTES, FLOATS, INTEGERS, Draw, Row, sweep
 
 ANY = (*FLOATS, *BYTES, *INTEGERS, DType.BOOL)
@@ -173,3 +177,46 @@ def test_of_several_updates_of_an_element_the_last_in_row_major_order_wins(
     for place, number in zip(indices.ravel(), np.broadcast_to(update, (6, 5)).ravel(), strict=True):
         expected[place] = number
     np.testing.assert_array_equal(IndexUpdate((0,), "").compute(np.zeros(3), update, indices), expected)
+
+
+def _layers_with_a_cache(layers: int, batch: int, places: int, extra: int) -> Graph:
+    """Layers that each write a row of two caches at a position, which is the same for all of them."""
+    builder = GraphBuilder()
+    x = builder.input("x", TensorType((batch, 2, 8), DType.FLOAT32))
+    position = builder.input("position", TensorType((batch,), DType.INT64))
+    place = builder.add(Binary("add"), position, builder.constant(np.array([extra]), DType.INT64))
+    rows = builder.constant(np.arange(batch), DType.INT64)
+    for number in range(layers):
+        for name in ("key", "value"):
+            cache = builder.input(f"cache.{number}.{name}", TensorType((batch, 2, places, 8), DType.FLOAT32))
+            builder.output(f"cache.{number}.{name}", builder.add(IndexUpdate((0, 2), ""), cache, x, rows, place))
+        x = builder.add(Unary("relu"), builder.add(Binary("add"), x, builder.scalar(1.0)))
+    builder.output("y", x)
+    return run_passes(builder.build(), PassOptions(), (roll,))
+
+
+@pytest.mark.parametrize(("batch", "places", "extra"), [(3, 9, 0), (1, 16, 2), (130, 5, 1), (2, 2**24, 0)])
+def test_row_numbers_that_no_layer_changes_are_computed_once(batch: int, places: int, extra: int) -> None:
+    """Also where float32 does not hold them; and each of the batch has a position of its own."""
+    graph = _layers_with_a_cache(3, batch, places, extra)
+    assert graph.repeats
+    program = lower(graph, "v2")
+    (loop,) = (step for step in program.body if isinstance(step, Loop) and step.count == 3)
+    inside = [step for step in instructions(loop.body) if isinstance(step, TensorTensor | TensorScalar)]
+    assert len(inside) <= 4  # x + 1 and relu, in up to two tile sizes
+    if places < 2**20:
+        numbers = np.random.default_rng(0).integers(-places, places - extra, batch)
+        caches = {name: np.zeros(value.type.shape, np.float32) for name, value in graph.inputs.items() if "c" in name}
+        inputs = {**caches, "x": floats(batch, 2, 8).data, "position": numbers}
+        require_equal(Case(graph, {}, inputs))
+
+
+@pytest.mark.parametrize("position", [-10, 9, 2**24 + 1, -(2**31)])
+def test_a_place_out_of_range_writes_no_row(position: int) -> None:
+    graph = _layers_with_a_cache(2, 1, 9, 0)
+    machine = Machine(lower(graph, "v2"))
+    for name, value in graph.inputs.items():
+        machine.write(name, np.zeros(value.type.shape, value.type.dtype.held))
+    machine.write("position", np.array([position]))
+    with pytest.raises(IndexOutOfRange):
+        machine.execute()

@@ -5,13 +5,15 @@ from functools import partial
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.program import Role, instructions
 from nxpipe.emulator.lower import lower
-from nxpipe.emulator.ops import Binary, GroupedMatMul, Linear, MatMul, Transpose, Unary
+from nxpipe.emulator.ops import Binary, Cast, Gather, GroupedMatMul, Linear, MatMul, SliceUpdate, Transpose, Unary
 from tests.lower.harness import Given, case, floats, of, require_equal, wholes
 from tests.lower.sweep import Draw, Row, sweep
 
@@ -83,6 +85,75 @@ def test_a_product_is_what_fast_makes_of_it_in_many_forms(row: Row) -> None:
 def test_no_size_of_a_linear_layer_is_too_large_or_too_small(role: Role, rows: int, inputs: int, outputs: int) -> None:
     given = [wholes(rows, inputs, dtype=BF16, most=1), wholes(outputs, inputs, dtype=BF16, most=1, seed=1, role=role)]
     require_equal(of(Linear(BF16), *given, wholes(outputs, seed=2)), cores=("v2",), orders=("hostile",))
+
+
+@settings(max_examples=4)
+@given(
+    st.sampled_from([1, 3, 64, 130, 700]),
+    st.integers(250, 2000),
+    st.integers(1, 2100),
+    st.sampled_from([Linear, MatMul]),
+    st.sampled_from([BF16, DType.FLOAT32]),
+    st.integers(0, 100),
+)
+def test_a_weight_in_tiles_is_read_as_the_matrix_that_it_is(
+    rows: int, inputs: int, outputs: int, kind: type[Linear | MatMul], dtype: DType, seed: int
+) -> None:
+    shape = (outputs, inputs) if kind is Linear else (inputs, outputs)
+    operands = [wholes(rows, inputs, dtype=dtype, most=1, seed=seed)]
+    operands.append(wholes(*shape, dtype=dtype, most=1, seed=seed + 1, role=Role.PARAMETER))
+    tiled = of(kind(dtype), *operands)
+    assert [buffer.tile for buffer in lower(tiled.graph, "v2").buffers if buffer.role is Role.PARAMETER] == [
+        512 if inputs >= 256 else 0
+    ]
+    require_equal(tiled, cores=("v2",), orders=("hostile",))
+
+
+@pytest.mark.parametrize("dtype", [BF16, DType.FLOAT32])
+def test_a_table_that_a_matmul_reads_too_is_stored_as_rows_and_in_tiles(dtype: DType) -> None:
+    """Nothing is cast or transposed in a run."""
+
+    def build(builder: GraphBuilder, numbers: Value, table: Value) -> Value:
+        rows = builder.add(Cast(BF16), builder.add(Gather(0), table, numbers))
+        return builder.add(Linear(BF16), rows, builder.add(Cast(BF16), table) if dtype is not BF16 else table)
+
+    numbers = Given(np.random.default_rng(2).integers(0, 600, (9,)), DType.INT64)
+    tied = case(build, numbers, wholes(600, 300, dtype=dtype, most=1, role=Role.PARAMETER))
+    require_equal(tied)
+    program = lower(tied.graph, "v2")
+    stored = [buffer for buffer in program.buffers if buffer.role is Role.PARAMETER]
+    assert [(buffer.dtype, buffer.order, buffer.tile) for buffer in stored] == [(dtype, (), 0), (BF16, (1, 0), 512)]
+    assert not [buffer for buffer in program.buffers if buffer.role is Role.SCRATCH and buffer.elements >= 600 * 300]
+
+
+@pytest.mark.parametrize("rows", [1, 100, 1300])
+def test_rows_that_only_matmuls_read_are_cast_as_they_are_loaded(rows: int) -> None:
+    """The f32 rows are updated in place before the matmuls are computed, which read what was there before."""
+
+    def build(builder: GraphBuilder, x: Value, one: Value, other: Value, zero: Value, bias: Value) -> dict[str, Value]:
+        short = builder.add(Cast(BF16), x)
+        updated = builder.add(SliceUpdate((0, 0), (1, 300), (1, 1)), x, zero)
+        results = [builder.add(Linear(DType.FLOAT32), short, weight, bias) for weight in (one, other)]
+        return {"input0": updated, "one": results[0], "other": builder.add(Unary("relu"), results[1])}
+
+    weights = [wholes(70, 300, dtype=BF16, most=1, seed=seed, role=Role.PARAMETER) for seed in (1, 2)]
+    x = wholes(rows, 300, most=1000)  # more digits than bf16 has
+    zero = Given(np.zeros((1, 300), np.float32), DType.FLOAT32)
+    require_equal(case(build, x, *weights, zero, wholes(70, seed=3)), cores=("v2", "v3"))
+
+
+def test_a_parameter_that_is_rounded_twice_is_rounded_twice() -> None:
+    def build(builder: GraphBuilder, weight: Value, x: Value) -> dict[str, Value]:
+        narrow = builder.add(Cast(BF16), weight)
+        wide = builder.add(Cast(DType.FLOAT32), narrow)
+        rounded = builder.add(Cast(DType.FLOAT16), narrow)
+        return {
+            "wide": builder.add(Binary("add"), wide, x),
+            "rounded": builder.add(Binary("multiply"), builder.add(Cast(DType.FLOAT32), rounded), x),
+            "weight": builder.add(Binary("add"), weight, x),
+        }
+
+    require_equal(case(build, floats(40, 50, role=Role.PARAMETER), floats(40, 50, seed=1)))
 
 
 def test_sums_in_another_order_are_within_one_unit_of_the_last_place() -> None:

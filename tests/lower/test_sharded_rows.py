@@ -80,7 +80,7 @@ def _kept(program: Program, gathered: bool = False) -> int:
         for place in _far(instruction)
     }
     scratch = [number for number, buffer in enumerate(program.buffers) if buffer.role is Role.SCRATCH]
-    return max(program.buffers[number].elements for number in scratch if gathered or number not in met)
+    return max((program.buffers[number].elements for number in scratch if gathered or number not in met), default=0)
 
 
 def _far(instruction: Instruction) -> list[Far]:

@@ -299,6 +299,37 @@ WRONG = {
         "weighted_random",
         'mean "weighted-random"?',
     ),
+    "updates without an instance that stays": Wrong(
+        fleet("capacity =", 'updates = { policy = "swap" }\ncapacity ='),
+        14,
+        "fleets[0].updates",
+        "max_unavailable = 1",
+        "max_unavailable below size.desired, which is 1",
+    ),
+    "updates of a server that the agent does not run": Wrong(
+        fleet("capacity =", 'command = []\nupdates = { policy = "replace" }\ncapacity ='),
+        15,
+        "fleets[0].updates",
+        'policy = "replace"',
+        "a server that the agent runs",
+    ),
+    "testers of a fleet without a second environment": Wrong(
+        fleet("min = 1,", "min = 2,").replace(
+            "capacity =", 'updates = { policy = "swap" }\ntesters = ["10.1.0.0/28"]\ncapacity ='
+        ),
+        15,
+        "fleets[0].testers",
+        "10.1.0.0/28",
+        "the fleet has no rollouts",
+    ),
+    "updates and rollouts": Wrong(
+        fleet("min = 1,", "min = 2,").replace("capacity =", 'updates = { policy = "swap" }\ncapacity =')
+        + "[rollout]\nsteps = [50, 100]\n",
+        14,
+        "fleets[0].updates.policy",
+        "swap",
+        "which choose the artifact of an environment",
+    ),
     "testers that cannot call": Wrong(
         fleet("capacity =", 'clients = ["10.0.0.0/16"]\ntesters = ["10.1.0.0/28"]\ncapacity ='),
         15,

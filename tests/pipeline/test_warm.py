@@ -11,7 +11,7 @@ import pytest
 
 from nxpipe.artifact_store.evidence import DEVICE
 from nxpipe.pipeline.util.exit_codes import EXECUTABLE, NOT_READY, OK, VERIFICATION
-from nxpipe.pipeline.verify import warm
+from nxpipe.pipeline.verify import prove, warm
 from nxpipe.pipeline.verify.execution import RunnableProgram
 from nxpipe.pipeline.verify.warm import require_software
 from tests.pipeline.conftest import World
@@ -100,15 +100,35 @@ def test_a_file_that_is_missing_or_changed_does_not_serve(nxpipe: InProcess, fet
     assert program.name in answer.err or program.stem in answer.err
 
 
+@pytest.mark.parametrize("rank", [None, 1])
 def test_a_device_slower_than_its_proof_does_not_serve(
-    nxpipe: InProcess, fetched: World, monkeypatch: pytest.MonkeyPatch
+    nxpipe: InProcess, fetched: World, device: Callable[..., None], rank: int | None
 ) -> None:
     _, published = fetched
     assert nxpipe("prove", published.name, "--runs", "20").code == OK.number
-    assert nxpipe(*WARM).code == OK.number, "equal devices differ by less"
-    monkeypatch.setattr(warm, "SLOWEST", 1e-9)
+    device(defect="slow", **({} if rank is None else {"defect_rank": rank}))
     answer = nxpipe(*WARM)
-    assert (answer.code, "of its proof are the limit" in answer.err) == (NOT_READY.number, True)
+    assert (answer.code, "of its proof are the limit" in answer.err) == (NOT_READY.number, True), answer.err
+
+
+def test_an_older_driver_than_that_of_the_proof_does_not_serve(
+    nxpipe: InProcess, fetched: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _, published = fetched
+    version = tmp_path / "sys/module/neuron/version"
+    version.parent.mkdir(parents=True)
+    for module in (prove, warm):
+        monkeypatch.setattr(module, "DRIVER_VERSION", version)
+    version.write_text("2.26.5.0\n")
+    assert nxpipe("prove", published.name, "--runs", "20").code == OK.number
+    version.write_text("2.25.10.0\n")
+    answer = nxpipe(*WARM)
+    said = "the Neuron driver is 2.25.10.0, and the artifact was proved with 2.26.5.0; update the AMI"
+    assert (answer.code, said in answer.err) == (NOT_READY.number, True), answer.err
+    monkeypatch.setattr(warm, "SLOWEST", 1e9)  # the durations of this machine are not the subject
+    for present in ("2.26.5.0", "2.27.0.0"):
+        version.write_text(f"{present}\n")
+        assert nxpipe(*WARM).code == OK.number, present
 
 
 def test_a_runtime_older_than_that_of_the_proof_does_not_serve(nxpipe: InProcess, fetched: World) -> None:

@@ -15,7 +15,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from nxpipe.artifact_store.layout import blob_path
-from nxpipe.pipeline.fleet.agent.run import LifecycleHook
+from nxpipe.pipeline.fleet.agent.group import LifecycleHook
 from nxpipe.pipeline.util import exit_codes
 from tests.agent.conftest import server
 from tests.agent.project import CONFIG

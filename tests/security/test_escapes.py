@@ -308,7 +308,7 @@ def test_nothing_but_the_console_writes_to_stdout_or_stderr() -> None:
         "build/executors/local.py",
         "fleet/agent/gate.py",  # what `nxpipe agent warm` has written to its console
         "fleet/agent/logs.py",  # the last words of an agent, escaped
-        "fleet/agent/run.py",
+        "fleet/agent/group.py",
     }
     found = set()
     for path in sorted((ROOT / "pipeline").rglob("*.py")):

@@ -23,9 +23,11 @@ from tests.serving import checkpoints
 _START_LIMIT: Final = 60.0
 
 
-def build(folder: Path, kind: str, *words: str, seed: int = 0, **changes: Any) -> tuple[str, Path]:
+def build(
+    folder: Path, kind: str, *words: str, seed: int = 0, store: Path | None = None, **changes: Any
+) -> tuple[str, Path]:
     """Build a tiny model with weights of a seed, in this process; its name, and the store."""
-    model, store = checkpoints.write(folder / kind, kind, **changes), folder / "store"
+    model, store = checkpoints.write(folder / kind, kind, **changes), store or folder / "store"
     options = ("--weights", f"random:{seed}", "--target", "inf2.xlarge", "--no-verify", "--store", str(store))
     command = ["build", "--model-id", str(model), *words, *options, "--json"]
     answer = CliRunner().invoke(cli, command, obj=Console(quiet=True), catch_exceptions=False)
@@ -70,8 +72,8 @@ class Running:
 
 
 @contextmanager
-def serving(artifact: str, store: Path, *words: str, **environment: str) -> Iterator[Running]:
-    """A server on a free port."""
+def serving(artifact: str, store: Path, *words: str, pause: float = 0.05, **environment: str) -> Iterator[Running]:
+    """A server on a free port, which is asked every `pause` seconds whether it is ready."""
     port = free_port()
     process = subprocess.Popen(
         [str(NXPIPE), "serve", artifact, "--store", str(store), "--port", str(port), *words],
@@ -81,14 +83,14 @@ def serving(artifact: str, store: Path, *words: str, **environment: str) -> Iter
     )
     try:
         running = Running(process, port)
-        await_ready(running)
+        await_ready(running, pause)
         yield running
     finally:
         process.kill()
         process.communicate()
 
 
-def await_ready(running: Running) -> None:
+def await_ready(running: Running, pause: float = 0.05) -> None:
     """Wait until the server accepts requests; its log if it ends before."""
     ends = time.monotonic() + _START_LIMIT
     while time.monotonic() < ends:
@@ -98,7 +100,7 @@ def await_ready(running: Running) -> None:
             if running.request("GET", "/readyz")[0] == 200:
                 return
         except OSError:
-            time.sleep(0.05)
+            time.sleep(pause)
     raise AssertionError("the server did not become ready")
 
 

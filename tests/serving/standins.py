@@ -126,6 +126,7 @@ def install(runtime: str, folder: Path, versions: Mapping[str, str]) -> Path:
     program = "serve-traced" if runtime == "torchscript" else "vllm"
     for name, line in {
         "python3": f'{python} "$@"',
+        "nccom-test": 'echo "size(B) count(elems) type time(us)"; echo 1024 256 fp32 12',
         program: f'{python} {this} {runtime} "$@"',
         "neuronx-cc": f'{python} {this} neuronx-cc "$@"',
     }.items():

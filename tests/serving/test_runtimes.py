@@ -34,13 +34,14 @@ from nxpipe.pipeline.artifacts.contract import (
 )
 from nxpipe.pipeline.artifacts.payload import publish_draft
 from nxpipe.pipeline.artifacts.recipes import ImportRequest, draft
+from nxpipe.pipeline.fleet.agent import trees
 from nxpipe.pipeline.fleet.agent.trees import LaidOut, ProofOfNoCompile, lay_out
 from nxpipe.pipeline.fleet.monitor.source import Compilers
 from nxpipe.pipeline.util.errors import NotReady
 from tests.artifact_store.samples import folder as store_in
 from tests.artifact_store.samples import put
 from tests.serving import standins
-from tests.serving.standins import PINS, RUNTIMES, Compiled, compiled
+from tests.serving.standins import NEURON_FLAGS, PINS, RUNTIMES, Compiled, cache_keys, compiled
 
 _DROP, _DAC_OVERRIDE = 24, 1  # PR_CAPBSET_DROP and the capability by which root writes to any file
 
@@ -404,6 +405,31 @@ def test_optimum_refuses_another_version_itself_and_the_pins_refuse_it_earlier(
     server.stop()
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_what_the_fetch_verified_is_read_again_only_if_it_has_changed(
+    runtime: str, prepare: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving = prepare(runtime)
+    read: list[Path] = []
+    content = trees._sha256
+
+    def digest(path: Path) -> str | None:
+        read.append(path)
+        return content(path)
+
+    monkeypatch.setattr(trees, "_sha256", digest)
+    serving.lay_out()
+    serving.lay_out()
+    assert read == [], "a layout changes links and modes, and no byte"
+    file = next(path for path in sorted(serving.tree(serving.contract.trees[0].name).rglob("*")) if path.is_file())
+    whole = file.read_bytes()
+    file.chmod(0o644)
+    file.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    os.utime(file, ns=(946_684_800 * 10**9,) * 2)
+    with pytest.raises(NotReady, match="has other bytes than were imported"):
+        serving.lay_out()
+
+
 # Once it is ready
 
 
@@ -416,6 +442,19 @@ def test_a_ready_server_without_its_line_of_proof_is_unproven(runtime: str, prep
     assert server.port is not None
     assert serving.contract.proves[0] in str(server.proof.unproven())
     server.stop()
+
+
+def test_one_graph_without_a_cache_hit_is_unproven_and_named(prepare: Prepare) -> None:
+    serving = prepare("vllm-neuron")
+    *hit, missing = cache_keys(NEURON_FLAGS)
+    proof = serving.proof()
+    for key in hit:
+        proof.line(f"INFO Local cache hit for key: {key}")
+    assert missing in str(proof.unproven())
+    proof.line(f"INFO Local cache hit for key: {missing[:-1]}")
+    assert missing in str(proof.unproven())
+    proof.line(f"(Worker_TP1) INFO Local cache hit for key: {missing}")
+    assert proof.unproven() is None
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

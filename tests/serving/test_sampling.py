@@ -78,6 +78,19 @@ def test_log_probabilities_are_those_of_the_softmax(logits: Array) -> None:
     assert np.allclose([np.exp(logprob) for _, logprob in chosen.likeliest], sorted(shares.values(), reverse=True))
 
 
+@given(LOGITS, st.sets(st.integers(0, 40), max_size=12), st.integers(1, 4), st.sampled_from([0.0, 1.0]))
+def test_no_token_that_ends_the_answer_is_chosen_before_the_least_length(
+    logits: Array, ends: set[int], least: int, temperature: float
+) -> None:
+    params = SamplingParams(temperature=temperature, seed=1, min_tokens=least, logprobs=20)
+    sampler = Sampler(params, ends)
+    first = [sampler.choose(logits) for _ in range(least)]
+    assert not {chosen.token for chosen in first} & ends
+    assert all(np.isfinite(logprob) for chosen in first for _, logprob in chosen.likeliest)
+    free = Sampler(SamplingParams(temperature=0.0))
+    assert temperature or sampler.choose(logits).token == free.choose(logits).token
+
+
 def test_penalties_and_biases_change_the_logits_of_their_tokens() -> None:
     logits = np.array([2.0, 1.9, 1.0, 0.0])
     biased = Sampler(SamplingParams(temperature=0.0, logit_bias={3: 100.0}))

@@ -41,6 +41,7 @@ def sampled() -> st.SearchStrategy[dict[str, Any]]:
         [
             {"temperature": 0.0},
             {"temperature": 0.0},
+            {"temperature": 0.0, "min_tokens": 5, "stop_tokens": frozenset(range(48))},
             {"temperature": 1.0, "seed": 5},
             {"temperature": 0.7, "seed": 1, "top_k": 9},
         ]

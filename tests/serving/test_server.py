@@ -153,6 +153,10 @@ def test_sagemaker_s_contract_holds(server: Running) -> None:
         ({"prompt": "a", "tools": [{"type": "function"}]}, 400, "tools is not supported"),
         ({"prompt": "a", "echo": True}, 400, "echo is not supported"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, 400, "'x' is no token id"),
+        ({"prompt": "a", "logit_bias": {"9" * 5000: 1}}, 400, "is no token id"),
+        ({"prompt": "a", "logit_bias": {"320": 1}}, 400, "logit_bias: token 320 is not in the vocabulary of 320"),
+        ({"prompt": "a", "stop_token_ids": [-3]}, 400, "stop_token_ids: token -3 is not in the vocabulary"),
+        ({"prompt": "a", "min_tokens": 40, "max_tokens": 20}, 400, "min_tokens: 40 are more than the 20 of max_tokens"),
         ({"prompt": "a", "model": "gpt-5"}, 404, "model 'gpt-5' is not served here; there is llama"),
         ({"prompt": "a", "user": "someone", "metadata": {}}, 200, ""),
         (b'{"prompt": "' + b"a" * (9 << 20) + b'"}', 413, "more than 8,388,608 bytes"),
@@ -164,6 +168,18 @@ def test_a_bad_request_is_one_sentence_of_openai_s_form(body: Any, status: int, 
     if status != 200:
         assert sentence in document["error"]["message"]
         assert "\n" not in document["error"]["message"]
+    assert server.request("GET", "/healthz")[0] == 200
+
+
+def test_an_answer_has_at_least_min_tokens(client: openai.OpenAI, server: Running) -> None:
+    tokens = server.post("/v1/completions", prompt=PROMPT, return_token_ids=True, **GREEDY)["choices"][0]["token_ids"]
+    ends = {"stop_token_ids": tokens[:1]}
+    stopped = client.completions.create(model="llama", prompt=PROMPT, extra_body=ends, **GREEDY)
+    assert stopped.usage is not None
+    assert stopped.usage.completion_tokens == 1
+    longer = client.completions.create(model="llama", prompt=PROMPT, extra_body=ends | {"min_tokens": 9}, **GREEDY)
+    assert longer.usage is not None
+    assert longer.usage.completion_tokens >= 9
 
 
 def test_a_client_that_goes_away_frees_its_row(server: Running) -> None:

@@ -12,6 +12,7 @@ from aws_cdk import aws_elasticloadbalancingv2 as balancing
 from constructs import Construct
 
 from nxpipe.pipeline.config.cloud import Budget, ClosedNetwork, Observe
+from nxpipe.pipeline.config.device_measures import UPDATES_REFUSED
 from nxpipe.pipeline.config.sections import Guards
 from nxpipe.stacks.handles import NetworkHandle, ServeHandle
 from nxpipe.stacks.measures import MEASURES
@@ -75,7 +76,15 @@ class FleetStack(Stack):
             for colour in COLOURS
         }
         self.handle = ServeHandle(
-            fleet, balancer, listener, rule, groups, scaling, rehearsal=fleet == "rehearsed", ready_within=30
+            fleet,
+            balancer,
+            listener,
+            rule,
+            groups,
+            scaling,
+            rehearsal=fleet == "rehearsed",
+            ready_within=30,
+            follows_channel=fleet == "following",
         )
 
 
@@ -142,12 +151,28 @@ def test_every_measure_is_on_the_dashboard_and_every_limit_is_an_alarm(made: Mad
     body = json.dumps(dashboard["DashboardBody"])
     named = [entry["AlarmName"] for entry in of_type(made, "AWS::CloudWatch::Alarm")]
     for measure in MEASURES:
+        if measure.scope == "updates":
+            continue
         assert f"search: {measure.title}" in body, measure.key
         of_each = measure.scope in ("target group", "group")
         names = (
             [f"demo-search-{colour}-{measure.key}" for colour in COLOURS] if of_each else [f"demo-search-{measure.key}"]
         )
         assert [name in named for name in names] == [measure.limit is not None] * len(names), measure.key
+
+
+def test_a_refused_version_is_an_alarm_of_a_fleet_that_follows_its_channel_and_of_no_other(made: Made) -> None:
+    def about(made: Made) -> list[dict[str, Any]]:
+        alarms = of_type(made, "AWS::CloudWatch::Alarm")
+        return [each for each in alarms if each["AlarmName"].endswith("-updates-refused")]
+
+    assert about(made) == []
+    (new,) = about(make(Asked(fleets=("search", "following"))))
+    assert new["AlarmName"] == "demo-following-updates-refused"
+    assert (new["Namespace"], new["MetricName"], new["Threshold"]) == ("nxpipe", UPDATES_REFUSED, 0)
+    assert {each["Name"]: each["Value"] for each in new["Dimensions"]} == {"Project": "demo", "Fleet": "following"}
+    assert new["AlarmDescription"].endswith("; see the log group /nxpipe/demo/following")
+    assert new["AlarmActions"]
 
 
 def test_a_rehearsal_is_marked_on_the_dashboard(made: Made) -> None:

@@ -11,7 +11,10 @@ import pytest
 from aws_cdk import Tags
 from aws_cdk.assertions import Annotations, Match
 
-from nxpipe.pipeline.config import ConfigInvalid
+from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.pipeline.config import ConfigInvalid, ServingFleet
+from nxpipe.pipeline.fleet.agent import group as agent_group
+from nxpipe.pipeline.fleet.agent.group import FleetInstance, GroupTurn
 from nxpipe.pipeline.fleet.preflight_rules import interface_services
 from nxpipe.stacks.lint.egress import GATEWAYS, needs
 from nxpipe.stacks.project import PROJECT_TAG
@@ -218,6 +221,71 @@ def instance_policy(made: World) -> list[dict[str, Any]]:
     )
     found: list[dict[str, Any]] = policy["PolicyDocument"]["Statement"]
     return found
+
+
+_UPDATES = 'command = ["server"]\nupdates = {{ policy = "{}" }}'
+
+
+class _Recorded:
+    """A client of Auto Scaling that notes the operations that are called."""
+
+    def __init__(self) -> None:
+        self.called: set[str] = set()
+
+    def __getattr__(self, operation: str) -> Callable[..., Any]:
+        def call(**_: Any) -> Any:
+            self.called.add("autoscaling:" + "".join(word.capitalize() for word in operation.split("_")))
+            states = {"i-1": "InService", "i-2": "InService"}
+            if "autoscaling:EnterStandby" in self.called:
+                states["i-1"] = "Standby"
+            instances = [
+                {"InstanceId": id_, "LifecycleState": state, "HealthStatus": "Healthy", "ProtectedFromScaleIn": True}
+                for id_, state in states.items()
+            ]
+            group = {"DesiredCapacity": list(states.values()).count("InService"), "Instances": instances}
+            return {"AutoScalingGroups": [group]}
+
+        return call
+
+
+@pytest.mark.parametrize("policy", ["none", "swap", "replace"])
+def test_a_fleet_that_follows_its_channel_may_do_in_its_own_groups_what_its_agents_do_and_nothing_else(
+    policy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    recorded = _Recorded()
+    monkeypatch.setattr(agent_group, "client", lambda *_: recorded)
+    monkeypatch.setattr(GroupTurn, "_checks_take", 0.0)
+    (fleet,) = configured(tmp_path, more=_UPDATES.format(policy)).fleets
+    assert isinstance(fleet, ServingFleet)
+    turn = GroupTurn(FleetInstance("i-1", "inf2.xlarge", "us-east-2", BLUE, "10.0.0.1"), fleet, None, settle=0)
+    if policy != "none":
+        monkeypatch.setattr(turn, "_is_free", lambda *_, **__: turn._group() is not None)
+        assert turn.take()
+    if policy == "swap":
+        turn.leave()
+    elif policy == "replace":
+        turn.end()
+    if policy != "none":
+        turn.give_back()
+    statements = instance_policy(read_only(more=_UPDATES.format(policy)))
+    listed = [(action, st["Resource"]) for st in statements for action in as_list(st["Action"])]
+    hook = {"autoscaling:CompleteLifecycleAction", "autoscaling:DescribeAutoScalingInstances"}
+    granted = {action: resource for action, resource in listed if action.startswith("autoscaling:")}
+    assert granted.keys() - hook == recorded.called
+    for action, resource in granted.items():
+        assert (resource == "*") == action.startswith("autoscaling:Describe"), action
+        assert resource == "*" or f"autoScalingGroupName/{BLUE}" in json.dumps(resource)
+
+
+def test_a_fleet_that_follows_its_channel_has_room_for_two_artifacts() -> None:
+    def gib(made: World) -> int:
+        (template,) = made.of("AWS::EC2::LaunchTemplate").values()
+        size: int = template["LaunchTemplateData"]["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"]
+        return size
+
+    types = ("inf2.48xlarge",)
+    swap, usual = (read_only(types=types, more=_UPDATES.format(policy)) for policy in ("swap", "none"))
+    assert gib(swap) - gib(usual) == 2 * INSTANCES["inf2.48xlarge"].device_memory_gib
 
 
 def test_instances_mount_no_file_system_and_speak_https_alone() -> None:

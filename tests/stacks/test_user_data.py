@@ -20,6 +20,7 @@ from nxpipe.stacks.user_data.scripts import (
     Serving,
     TooLong,
     TrainingHost,
+    fleet_file,
     systemd_word,
 )
 from tests.stacks.sandbox import Sandbox
@@ -161,6 +162,26 @@ def test_the_agent_reads_the_same_fleet_from_the_instances_own_file(sandbox: San
     assert there.fleets[0].model_dump(exclude={"command"}) == wanted.fleets[0].model_dump(exclude={"command"})
     assert (there.store.url, there.project) == ("s3://demo-artifacts/models", wanted.project)
     assert there.store.cache == f"{sandbox.root}/var/lib/nxpipe/cache"
+
+
+_SHADOW = "[rollout.shadow]\npercent = 5.0\n"
+_UPDATES = 'updates = { policy = "swap", interval = "10s" }\n'
+
+
+def test_the_agent_knows_of_a_shadow_phase_and_of_updates(sandbox: Sandbox) -> None:
+    for more in (_SHADOW, _UPDATES):
+        configured(sandbox.folder)
+        own = sandbox.folder / "nxpipe.toml"
+        own.write_text(own.read_text().replace("{ min = 1, max = 4 }", "{ min = 2, max = 4 }") + more)
+        wanted = load_config(own, {})
+        (fleet,) = wanted.fleets
+        assert isinstance(fleet, ServingFleet)
+        path = sandbox.folder / "there.toml"
+        path.write_text(fleet_file(wanted, fleet, {"url": "s3://demo-artifacts/models"}, "/keys"))
+        there = load_config(path, {})
+        assert there.rollout.shadow == wanted.rollout.shadow
+        assert there.fleets[0].model_dump(exclude={"command"}) == fleet.model_dump(exclude={"command"})
+        assert ("updates" in path.read_text()) == (more == _UPDATES), "an agent of an older bundle has no such key"
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,18 @@
 output group: the same columns of all of them are in SBUF together, so that only the result of that node is stored.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from typing import Final
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, divided
 from nxpipe.emulator.isa.collective import CollectiveReduceScatter
 from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile
+from nxpipe.emulator.isa.scalar import Activation, Function
 from nxpipe.emulator.isa.tensor import Matmul
 from nxpipe.emulator.isa.vector import Memset, TensorCopy, TensorTensor
 from nxpipe.emulator.lower.grouping import RowSharding
@@ -25,12 +28,16 @@ from nxpipe.emulator.lower.matmul.tiling import (
     OutputGroup,
     TileShape,
     Tiling,
+    WeightOperand,
     cheapest_tiling,
     psum_buffers,
     strip_width,
 )
-from nxpipe.emulator.lower.transpose import chunks_of, each_chunk, each_slab, load_matrix
-from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.lower.transpose import chunks_of, each_chunk, each_slab, load_matrix, load_tiled
+from nxpipe.emulator.lower.view import TiledView, View
+
+_BANKS: Final = 3  # of sums that an epilogue reads in PSUM, twice; the other two are for transposes
+_FACTORS: Final = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)  # of a bias that is added as a product
 
 
 @dataclass(frozen=True)
@@ -108,20 +115,17 @@ class MatmulKernel:
                 with k.scope():
                     fill(transposed, rows)
                 for group, tile_shape in zip(self.groups, tiling.pieces, strict=True):
-                    for columns in k.spans(group.columns, tile_shape.width):
+                    for columns in _column_blocks(self, group, tile_shape.width):
                         with k.scope():
-                            _Columns(self, group, columns).write(transposed, rows, tile_shape)
+                            columns.write(transposed, rows, tile_shape)
 
     def _weight_stationary(self, tiling: Tiling, fill: LoadRows) -> None:
         """Weights stay in SBUF while rows stream past them. Only a single output group may be cut into column
         blocks."""
         k, (first, *others) = self.k, self.groups
-        for columns in k.spans(first.columns, tiling.pieces[0].width):
+        for columns in _column_blocks(self, first, tiling.pieces[0].width):
             with k.scope():
-                column_spans = [
-                    _Columns(self, first, columns),
-                    *(_Columns(self, group, (0, group.columns)) for group in others),
-                ]
+                column_spans = [columns, *(_Columns(self, group, (0, group.columns)) for group in others)]
                 loaded = [span.begin(1 + tiling.prefetch) for span in column_spans]
                 for rows in k.spans(self.rows.shape[0], tiling.height):
                     with k.scope():
@@ -132,6 +136,18 @@ class MatmulKernel:
                             span.write(transposed, rows)
 
 
+def _column_blocks(kernel: MatmulKernel, group: OutputGroup, width: int) -> Iterator["_Columns"]:
+    """Loops over blocks of a group's columns. Blocks that are narrower than a stored tile do not cross its border."""
+    k, tile = kernel.k, group.sizes.tile
+    if width >= tile:
+        for columns in k.spans(group.columns, width):
+            yield _Columns(kernel, group, columns)
+        return
+    for first, tile_width in k.spans(group.columns, tile):
+        for left, size in k.spans(tile_width, width):
+            yield _Columns(kernel, group, (left + first, size), (first, tile_width))
+
+
 @dataclass(frozen=True)
 class _Columns:
     """A span of columns of an output group."""
@@ -139,6 +155,7 @@ class _Columns:
     kernel: MatmulKernel
     group: OutputGroup
     columns: Span
+    tile: Span | None = None  # the stored tile in which the columns lie, if they are narrower
 
     @property
     def k(self) -> Kernel:
@@ -189,24 +206,40 @@ class _Columns:
                 outputs.finish(out_tiles, (rows[0] + tile * PARTITIONS, count), strip)
 
     def weights(self, chunk: Affine, depth: int, buffers: int) -> list[Block]:
-        blocks = []
-        for operand in self.group.operands:
-            block = self.k.tile(operand.dtype, PARTITIONS, chunks_of(depth), self.columns[1], buffers=buffers)
-            load_matrix(self.k, block, operand.weight.cut((chunk * PARTITIONS, depth), self.columns))
-            blocks.append(block)
-        return blocks
+        inside = self.tile or self.columns
+        return [
+            load_weight(self.k, operand, (chunk, depth), self.columns, inside, buffers)
+            for operand in self.group.operands
+        ]
 
     def outputs(self, buffers: int) -> "_OutputTiles":
-        return _OutputTiles(self, [self._bias(operand.bias, buffers) for operand in self.group.operands])
+        biases = [operand.bias for operand in self.group.operands]
+        ones = {bias.dtype: self._ones(bias.dtype) for bias in biases if bias and self._is_product(bias)}
+        return _OutputTiles(self, [self._bias(bias, buffers) for bias in biases], ones)
+
+    def _ones(self, dtype: DType) -> Block:
+        block = self.k.tile(dtype, 1, min(self.kernel.rows.shape[0], PARTITIONS))
+        self.k.emit(Memset(engine=Engine.VECTOR, dst=block.whole, value=1.0))
+        return block
 
     def _bias(self, bias: View | None, buffers: int) -> Block | None:
-        """Load the bias row to every partition."""
+        """Load the bias row to one partition, if it is added as a product, or else to every partition."""
         if bias is None:
             return None
-        lanes = min(self.kernel.rows.shape[0], PARTITIONS)
+        lanes = 1 if self._is_product(bias) else min(self.kernel.rows.shape[0], PARTITIONS)
         block = self.k.tile(bias.dtype, lanes, self.columns[1], buffers=buffers)
         self.k.copy(block.whole, bias.cut(self.columns).broadcast((lanes, self.columns[1])).far())
         return block
+
+    def _is_product(self, bias: View) -> bool:
+        """True if adding the bias on the tensor engine, as the product of ones and its row, takes less time than
+        loading the row to every partition."""
+        core, (rows, summed) = self.k.core, self.kernel.rows.shape
+        if bias.dtype not in _FACTORS or not summed:
+            return False
+        slow = core.fp32_cycle_factor if bias.dtype is DType.FLOAT32 else 1
+        load = min(rows, PARTITIONS) * bias.dtype.itemsize / (core.dma_engines * core.dma_engine_peak_gb_s)
+        return chunks_of(rows) * slow / core.tensor_ghz < load
 
     def write_empty_sums(self) -> None:
         """Write the results of an empty contraction axis: zeros plus the bias."""
@@ -230,6 +263,7 @@ class _OutputTiles:
 
     span: _Columns
     biases: Sequence[Block | None]
+    ones: Mapping[DType, Block]  # a row of ones for each type of the biases that are added as products
 
     def allocate(self, rows: int, width: int) -> list[Block]:
         """Allocate a tile for each result; for a reduce-scatter, with the partial results for every rank."""
@@ -238,12 +272,29 @@ class _OutputTiles:
         return [k.tile(operand.out, rows, *shape, buffers=2) for operand in group.operands]
 
     def copy_from_psum(self, number: int, dst: Tile, sums: Tile, column: Span) -> None:
-        bias = self.biases[number]
-        if bias is None:
-            self.span.k.emit(TensorCopy(engine=Engine.VECTOR, dst=dst, src=sums))
+        bias, k = self.biases[number], self.span.k
+        if bias is None or bias.dtype in self.ones:
+            self.add_product(number, sums, column)
+            k.emit(Activation(engine=Engine.SCALAR, dst=dst, src=sums, function=Function.COPY))
         else:
             right = bias.cut(dst.partitions, column)
-            self.span.k.emit(TensorTensor(engine=Engine.VECTOR, dst=dst, left=sums, right=right, op=Alu.ADD))
+            k.emit(TensorTensor(engine=Engine.VECTOR, dst=dst, left=sums, right=right, op=Alu.ADD))
+
+    def add_product(self, number: int, sums: Tile, column: Span) -> None:
+        """Add the bias to the sums of a bank as the last product, ones times its row."""
+        bias = self.biases[number]
+        if bias is not None and bias.dtype in self.ones:
+            ones, row = self.ones[bias.dtype].cut(1, (0, sums.partitions)), bias.cut(1, column)
+            last = Matmul(engine=Engine.TENSOR, dst=sums, stationary=ones, moving=row, accumulate=Affine(1))
+            self.span.k.emit(last)
+
+    @property
+    def in_psum(self) -> bool:
+        """True if the epilogue reads the sums of a single result in PSUM."""
+        group = self.span.group
+        (operand, *others), (bias, *_) = group.operands, self.biases
+        is_sum = operand.out is DType.FLOAT32 and (bias is None or bias.dtype in self.ones)
+        return not others and not group.sharing and is_sum and group.epilogue.chain.reads_sums(operand.result)
 
     def finish(self, blocks: Sequence[Block], row: Span, column: Span) -> None:
         """Run the epilogue. `row` covers all ranks' rows; after the reduce-scatter each rank continues with its
@@ -275,15 +326,31 @@ class _LoadedColumns:
     def write(self, transposed: Block, rows: Span) -> None:
         k, ranks, sharing = self.span.k, self.span.group.ranks, self.span.group.sharing
         k.note = self.span.group.note
+        in_psum = self.outputs.in_psum
         for row, count in k.spans(rows[1], PARTITIONS * ranks):
-            for strip in k.spans(self.span.columns[1], strip_width(ranks)):
+            for strip in k.spans(self.span.columns[1], _BANKS * BANK if in_psum else strip_width(ranks)):
                 with k.scope():
+                    if in_psum:
+                        sums = self._sums(transposed, (row, count), strip)
+                        self.outputs.finish([sums], (row + rows[0], count), strip)
+                        continue
                     out_tiles = self.outputs.allocate(count // ranks, strip[1])
                     for number, block in enumerate(out_tiles):
                         with k.loop(ranks) as rank:
                             rank_rows = (row + rank * (sharing.rows if sharing else 0), count // ranks)
                             self._multiply(number, block, rank, transposed, rank_rows, strip)
                     self.outputs.finish(out_tiles, (row + rows[0], count), strip)
+
+    def _sums(self, transposed: Block, row: Span, strip: Span) -> Block:
+        """The sums of a strip of columns, with the bias, in as many banks of PSUM as they take."""
+        k, depth = self.span.k, self.span.kernel.rows.shape[1]
+        block = k.psum(row[1], strip[1])
+        for bank, width in k.spans(strip[1], BANK):
+            column = (strip[0] + bank, width)
+            sums = block.cut(row[1], (bank, width))
+            emit_matmuls(k, sums, transposed, self.weights[0], Affine(), row, column, depth)
+            self.outputs.add_product(0, sums, column)
+        return block
 
     def _multiply(self, number: int, out_tile: Block, rank: Affine, transposed: Block, row: Span, strip: Span) -> None:
         k, depth = self.span.k, self.span.kernel.rows.shape[1]
@@ -294,6 +361,18 @@ class _LoadedColumns:
                 emit_matmuls(k, sums, transposed, self.weights[number], Affine(), row, column, depth, sharing)
                 dst = out_tile.cut(row[1], *([(rank, 1)] if sharing else []), (bank, bank_width))
                 self.outputs.copy_from_psum(number, dst, sums, column)
+
+
+def load_weight(
+    k: Kernel, operand: WeightOperand, rows: tuple[Affine, int], columns: Span, inside: Span, buffers: int
+) -> Block:
+    """Load a slab, given as first chunk and number of rows, of a block of columns; `inside` as in `TiledView.loads`."""
+    if isinstance(operand.weight, TiledView):
+        return load_tiled(k, operand.weight, rows, columns, inside, buffers)
+    chunk, depth = rows
+    block = k.tile(operand.dtype, PARTITIONS, chunks_of(depth), columns[1], buffers=buffers)
+    load_matrix(k, block, operand.weight.cut((chunk * PARTITIONS, depth), columns))
+    return block
 
 
 def emit_matmuls(

@@ -1,7 +1,8 @@
 """Matmuls of rows by weights, alone or batched; matmuls that read the same rows are emitted as one kernel."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 from nxpipe.emulator.hardware import CoreSpec
@@ -21,6 +22,7 @@ from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, RunMajorBloc
 from nxpipe.emulator.lower.kernel_cost import KernelCost
 from nxpipe.emulator.lower.lanes import repeated
 from nxpipe.emulator.lower.lowering import Lowering, lowers
+from nxpipe.emulator.lower.matmul.chained import Following, MatmulPlan, can_follow
 from nxpipe.emulator.lower.matmul.kernel import MatmulKernel
 from nxpipe.emulator.lower.matmul.tiling import (
     BANK,
@@ -32,7 +34,7 @@ from nxpipe.emulator.lower.matmul.tiling import (
     allocate_rows,
 )
 from nxpipe.emulator.lower.transpose import chunks_of, each_chunk, load_matrix
-from nxpipe.emulator.lower.view import View, line, whole
+from nxpipe.emulator.lower.view import TiledView, View, line, whole
 from nxpipe.emulator.ops import GroupedMatMul, Linear, MatMul
 
 
@@ -43,7 +45,7 @@ def _matmul(low: Lowering, node: Node, op: Linear | MatMul) -> None:
         return
     x, *_ = node.operands
     rows = HbmRows(low.k, row_matrix(low, x), x.type.dtype.on_device)
-    MatmulKernel(low.k, rows, output_groups(low, low.groups.matmuls_of(x, node.result))).write()
+    matmul_plan(low, low.groups.matmuls_of(x, node.result)).kernel(rows).write()
 
 
 def _batched_matmul(low: Lowering, node: Node) -> None:
@@ -56,6 +58,29 @@ def _batched_matmul(low: Lowering, node: Node) -> None:
         operand = WeightOperand(node.result, right, None, b.type.dtype.on_device, node.result.type.dtype.on_device)
         row_source = HbmRows(low.k, left, a.type.dtype.on_device)
         MatmulKernel(low.k, row_source, (OutputGroup((operand,), epilogue, low.note(node)),), index * rows).write()
+
+
+def matmul_plan(low: Lowering, nodes: Sequence[Node], stored: Mapping[Value, View] | None = None) -> MatmulPlan:
+    """The plan of matmuls that read the same rows. If they form a single group, whose results only matmuls read after
+    elementwise nodes, these are part of it. `stored` are values that the kernel itself stores before it reads those of
+    the same rows: the epilogue of the last matmuls may load them."""
+    fusion = low.groups.common_epilogue(nodes) if nodes else None
+    if fusion is None or any(low.groups.reduce_scatter_of(node) for node in nodes):
+        return MatmulPlan(low.k, output_groups(low, nodes))
+    first, width = nodes[0], nodes[0].result.type.shape[-1]
+    consumers = low.groups.consumers(fusion, first.result, width)
+    operands = tuple(_operand(low, node) for node in nodes)
+    if consumers.gather or not can_follow(fusion, operands, consumers.matmuls):
+        return MatmulPlan(low.k, output_groups(low, nodes))
+    epilogue = low.fuse_epilogue(fusion, first.result, consumers.matmuls)
+    group = OutputGroup(operands, epilogue, low.note(first))
+    tile = fusion.known[consumers.value]
+    if not any(low.groups.reduce_scatter_of(node) for node in consumers.matmuls):  # rows are those of other ranks
+        low.places.views |= stored or {}
+    shape = (tile.type.elements // width, width)
+    following = output_groups(low, consumers.matmuls)
+    scratch = partial(low.scratch, tile.type.dtype, shape)
+    return MatmulPlan(low.k, (group,), Following(consumers.value, tile, following, scratch))
 
 
 def output_groups(low: Lowering, nodes: Sequence[Node]) -> tuple[OutputGroup, ...]:
@@ -99,8 +124,11 @@ def _fused_groups(low: Lowering, nodes: Sequence[Node]) -> tuple[OutputGroup, ..
 
 def _operand(low: Lowering, node: Node) -> WeightOperand:
     _, weight, *bias = node.operands
-    view = low.view(weight)
-    matrix = view.transposed((1, 0)) if isinstance(node.op, Linear) else view.reshaped(view.shape[-2:])
+    view = low.weight(weight)
+    if isinstance(view, TiledView):
+        matrix: View | None = view
+    else:
+        matrix = view.transposed((1, 0)) if isinstance(node.op, Linear) else view.reshaped(view.shape[-2:])
     assert matrix is not None  # the batch axes have size 1
     out = node.result.type.dtype.on_device
     return WeightOperand(node.result, matrix, low.view(bias[0]) if bias else None, weight.type.dtype.on_device, out)
@@ -196,7 +224,7 @@ class GatheredRows:
         return fill
 
     def _tiled(self, block: Block) -> RunMajorBlock:
-        return RunMajorBlock(block.memory, block.dtype, block.partitions, block.shape, block.offset, self.sharing.rows)
+        return RunMajorBlock(**vars(block), rows=self.sharing.rows)
 
 
 def write_gathered_matmuls(

@@ -35,7 +35,7 @@ from nxpipe.emulator.lower.kernel_cost import KernelCost, load_cost, sbuf_tile, 
 from nxpipe.emulator.lower.matmul import tiling
 from nxpipe.emulator.lower.tiles import WIDEST
 from nxpipe.emulator.lower.transpose import chunks_of, load_matrix, must_transpose, transpose_bytes
-from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.lower.view import TiledView, View
 
 BANK: Final = 512  # float32 sums in a PSUM bank
 STRIP: Final = WIDEST  # columns of a result in one tile of the epilogue; a multiple of BANK
@@ -100,7 +100,18 @@ class TileCosts:
     def widths(self) -> set[int]:
         """Candidate block widths: a few equal blocks, and round numbers of columns."""
         equal = {ceil(self.columns / (blocks * _ROUND)) * _ROUND for blocks in _BLOCKS}
-        return {min(width, self.columns) for width in {*_WIDTHS, *equal}}
+        widths = {min(width, self.columns) for width in {*_WIDTHS, *equal}}
+        return set(filter(self._is_tiled, widths)) if self.tile else widths
+
+    def _is_tiled(self, width: int) -> bool:
+        """True if blocks of this width are whole tiles, or parts of one tile."""
+        whole_tiles = self.strip % self.tile == 0 and (width % self.tile == 0 or width == self.columns)
+        return width <= self.tile or whole_tiles
+
+    @property
+    def tile(self) -> int:
+        """Columns of a stored tile; 0 if no weight is tiled."""
+        return max(view.tile if isinstance(view, TiledView) else 0 for view in self.weights)
 
     @property
     def run(self) -> int:
@@ -148,7 +159,8 @@ class Tiling:
 
 def strip_width(ranks: int) -> int:
     """Columns in one tile of the epilogue; fewer if the partial results of several ranks are in SBUF."""
-    return min(STRIP, 2 * STRIP // ranks)
+    width = min(STRIP, 2 * STRIP // ranks)
+    return width // BANK * BANK or width
 
 
 def psum_buffers(banks: int) -> int:
@@ -230,10 +242,12 @@ class _TilingSearch:
             if blocks > 1 and len(self._sizes) > 1:
                 continue
             pieces = tuple(TileShape(min(width, sizes.columns), sizes.chunks) for sizes in self._sizes)
+            if any(piece.width not in sizes.widths for sizes, piece in zip(self._sizes, pieces, strict=True)):
+                continue
             pairs = list(zip(self._sizes, pieces, strict=True))
             weights = sum(sizes.weight(sizes.chunks, piece.width) for sizes, piece in pairs)
             other_bytes = sum(sizes.other_bytes(piece.width) for sizes, piece in pairs)
-            for prefetch in (False, True) if blocks > 1 and self._rows.run > 1 else (False,):
+            for prefetch in (False, True) if blocks > 1 else (False,):
                 free = self._budget - weights * (1 + prefetch) - other_bytes - self._rows.transient_bytes
                 for height, buffers in product(
                     self._multiples_of_run(_STREAMED) or {self.run}, (2, 1) if self.run > 1 else (2,)

@@ -363,7 +363,7 @@ class EmulatedModel:
 
     def _infos(self, *roles: Role) -> dict[str, TensorInfo]:
         return {
-            name: TensorInfo(name, buffer.elements * buffer.dtype.itemsize, buffer.dtype.value, _host_shape(buffer))
+            name: TensorInfo(name, buffer.elements * buffer.dtype.itemsize, buffer.dtype.value, buffer.host_shape)
             for name, buffer in self._buffers.items()
             if buffer.role in roles
         }
@@ -374,7 +374,7 @@ class EmulatedModel:
             data = own.bytes
             if self._held.get(name) != (own, own.version):
                 buffer = self._buffers[name]
-                words = data.view(raw(buffer.dtype)).reshape(_host_shape(buffer))
+                words = data.view(raw(buffer.dtype)).reshape(buffer.host_shape)
                 with translated_faults():
                     self._group.machine.write(name, decode(words, buffer.dtype), self._rank)
                 self._held[name] = (own, own.version)
@@ -392,11 +392,3 @@ def _emulated(tensor: DeviceTensor) -> EmulatedTensor:
     if not isinstance(tensor, EmulatedTensor):
         raise BadInput(f"tensor {tensor.name!r} belongs to another runtime; allocate it in this one")
     return tensor
-
-
-def _host_shape(buffer: Buffer) -> tuple[int, ...]:
-    """The shape of a tensor with its axes in the host's order."""
-    if not buffer.order:
-        return buffer.shape
-    shape = dict(zip(buffer.order, buffer.shape, strict=True))
-    return tuple(shape[axis] for axis in range(len(shape)))

@@ -17,7 +17,7 @@ from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.pipeline import VERSION
 from nxpipe.pipeline.build.jobs import PLAN_WORDS, REPORT_WORDS
 from nxpipe.pipeline.build.report.html import page
-from nxpipe.pipeline.build.report.summary import MissingGroup, missing_groups, reason, status_counts
+from nxpipe.pipeline.build.report.summary import AWS_COMPILER, MissingGroup, missing_groups, reason, status_counts
 from nxpipe.pipeline.build.state import ArtifactResult, Attempt, CellResult, Results
 from nxpipe.pipeline.models.versions import LIBRARIES, compiler_digest
 from nxpipe.pipeline.util.files import expanded, write_whole
@@ -100,7 +100,8 @@ def _artifact(results: Results, result: ArtifactResult, predicted: Predicted) ->
         "asked": artifact.spec.document(),
         "published": result.is_published,
         "cells": [
-            _cell(results, cell) | {"predicted": _figures(predicted, cell.cell.shape.name)} for cell in result.cells
+            _cell(results, cell) | {"predicted": prediction_of(predicted, cell.cell.shape.name)}
+            for cell in result.cells
         ],
     }
 
@@ -139,13 +140,31 @@ def _group(group: MissingGroup) -> dict[str, Any]:
     return document | {"cells": group.cells, "lots": lots}
 
 
-def _figures(predicted: Predicted, program: str) -> dict[str, Any] | None:
-    """Predictions to compare; the artifact may be of another producer, so a document of another form is skipped."""
+def prediction_of(predicted: Predicted, program: str) -> dict[str, Any] | None:
+    """The predictions of a program; the artifact may be another producer's, so those of another form are skipped."""
     match predicted.get(program):
-        case {"in_short": str(line), "time": {"latency_ns": float() | int() as latency, "bound_by": str(bound)}}:
-            return {"in_short": line, "latency_ns": latency, "bound_by": bound}
+        case {
+            "in_short": str(line),
+            "time": {"latency_ns": float() | int() as latency, "bound_by": str(bound)} as time,
+        }:
+            figures = {"in_short": line, "latency_ns": latency, "bound_by": bound}
+            return figures | _bounds(time) | _of_aws(predicted[program])
         case _:
             return None
+
+
+def _bounds(time: Mapping[str, Any]) -> dict[str, Any]:
+    """What limits the program, and its distance from the floor; older artifacts do not say so."""
+    match time:
+        case {"limited_by": str(resource), "over_floor": float() | int() as factor}:
+            return {"limited_by": resource, "over_floor": factor}
+        case _:
+            return {}
+
+
+def _of_aws(figures: Mapping[str, Any]) -> dict[str, Any]:
+    aws = figures.get(AWS_COMPILER)
+    return {AWS_COMPILER: aws} if aws else {}
 
 
 def _attempts(results: Results) -> Iterator[dict[str, Any]]:

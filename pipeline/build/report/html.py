@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from nxpipe.pipeline.build.jobs import PLAN_WORDS, REPORT_WORDS, CellStatus
-from nxpipe.pipeline.build.report.summary import clock, counted, duration
+from nxpipe.pipeline.build.report.summary import AWS_COMPILER, clock, counted, duration
 from nxpipe.pipeline.util.text import for_html, human_bytes
 
 Child: TypeAlias = "Markup | str | int | Iterable[Child] | None"
-_EMPTY = frozenset({"meta", "rect", "line"})
+_EMPTY = frozenset({"circle", "line", "meta", "polygon", "rect"})
 
 
 class Markup(str):
@@ -86,8 +86,11 @@ _STATUS: Final = {word: status.value for status, word in REPORT_WORDS.items()}
 _PLANNED: Final = {word: status.value for status, word in PLAN_WORDS.items()}
 _IN_STORE: Final = tuple(REPORT_WORDS[status] for status in (CellStatus.CACHED, CellStatus.BUILT, CellStatus.BLOCKED))
 _FAILED: Final = REPORT_WORDS[CellStatus.FAILED]
-_COLUMNS: Final = ("program", "of", "planned", "status", "attempts", "time", "memory", "predicted")
-_NUMBERS: Final = ("attempts", "time", "memory", "predicted")
+_COLUMNS: Final = (
+    *("program", "of", "planned", "status", "attempts", "time", "memory"),
+    *("this program", "AWS's compiler"),  # the two predictions
+)
+_NUMBERS: Final = _COLUMNS[4:]
 
 _ORDER: Final = (
     CellStatus.FAILED,
@@ -204,6 +207,7 @@ def _program(artifact: Report, cell: Report) -> Markup:
         (duration(cell["seconds"]) if cell["seconds"] else None, cell["seconds"]),
         (human_bytes(cell["memory_bytes"]) if cell["memory_bytes"] else None, cell["memory_bytes"]),
         (_predicted(predicted) if predicted else "–", predicted["latency_ns"] if predicted else 0),
+        _of_aws(predicted.get(AWS_COMPILER) if predicted else None),
     )
     return tag(
         "tr",
@@ -216,8 +220,20 @@ def _program(artifact: Report, cell: Report) -> Markup:
 
 
 def _predicted(figures: Report) -> Markup:
-    bound = tag("small", f"bound by {figures['bound_by']}")
-    return tag("span", f"{figures['latency_ns'] / 1e6:,.2f} ms", bound, title=figures["in_short"])
+    bound = tag("small", f"bound by {figures.get('limited_by') or figures['bound_by']}")
+    floor = tag("small", f"{figures['over_floor']:.1f} × its floor") if figures.get("over_floor") else None
+    return tag("span", f"{figures['latency_ns'] / 1e6:,.2f} ms", bound, floor, title=figures["in_short"])
+
+
+def _of_aws(time: Report | None) -> tuple[Child, float]:
+    """The time of `AWS's compiler` with its interval; its reason if it has none."""
+    match time:
+        case {"covered": True, "ms": value, "low_ms": low, "high_ms": high}:
+            return tag("span", f"{value:,.2f} ms", tag("small", f"{low:,.2f} to {high:,.2f} ms")), value
+        case {"covered": False, "reason": reason}:
+            return tag("span", "not covered", title=reason), 0
+        case _:
+            return "–", 0
 
 
 def _made_with(report: Report) -> Markup:

@@ -21,6 +21,7 @@ from nxpipe.pipeline.util.text import human_bytes, plain, style
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
+    from nxpipe.artifact_store.manifest import Manifest
 
 
 def duration(seconds: float) -> str:
@@ -45,6 +46,7 @@ def counted(number: int, noun: str) -> str:
 
 
 T = TypeVar("T")
+AWS_COMPILER: Final = "aws_compiler"  # in the figures of a program: the time of AWS's compiler
 _RANGE: Final = 4  # least count of numbers in equal steps that is written as a range
 
 
@@ -241,6 +243,19 @@ def published_artifacts(store: "Store", results: Results) -> dict[str, "Publishe
     return {key: artifact for key, artifact in artifacts if artifact is not None}
 
 
+def figures_of(manifest: "Manifest", store: "Store") -> dict[str, Any]:
+    """The stored figures of each program, with the time of `AWS's compiler` beside them."""
+    from nxpipe.pipeline.predict.constants import predict_artifact
+
+    figures, predicted = artifact_files.read(manifest, store), predict_artifact(manifest, store)
+    return {
+        program: {**document, AWS_COMPILER: predicted[program].document() | {"in_short": str(predicted[program])}}
+        if isinstance(document, dict) and program in predicted
+        else document
+        for program, document in figures.items()
+    }
+
+
 def show_artifacts(
     console: Console,
     published: Mapping[str, "Published"],
@@ -297,8 +312,18 @@ def _lines(published: "Published", programs: dict[str, Any], verified: Report, *
         f"{count} program{'s' if count > 1 else ''}",
         human_bytes(published.size_bytes),
     )
-    parts = [*sentences(verified), *(f"{name}: {line}" for name, line in artifact_files.sentences(programs))]
+    parts = [*sentences(verified), *(f"{name}: {line}" for name, line in _program_sentences(programs))]
     return ["  ".join(headline), *(f"  {text}" for text in parts)]
+
+
+def _program_sentences(programs: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The stored line of each program, and the time of `AWS's compiler`."""
+    for name, line in artifact_files.sentences(programs):
+        match programs[name]:
+            case {"aws_compiler": {"in_short": str(time)}}:
+                yield name, f"{line}; AWS's compiler: {time}"
+            case _:
+                yield name, line
 
 
 def _artifact_json(

@@ -90,11 +90,11 @@ def _send(console: Console, fleet: str, config_path: Path, signal: "Callable[...
     import os
 
     from nxpipe.pipeline.config import load_config
-    from nxpipe.pipeline.config.root import serving_fleet
     from nxpipe.pipeline.rollout.aws import StateMachine
+    from nxpipe.pipeline.rollout.context import fleet_with_rollouts
 
     config = load_config(config_path, os.environ)
-    result = signal(StateMachine(config, serving_fleet(config, fleet, "FLEET")))
+    result = signal(StateMachine(config, fleet_with_rollouts(config, fleet)))
     if console.json:
         console.data({"execution": result.execution, "signal": result.signal, "changed": result.changed})
     else:

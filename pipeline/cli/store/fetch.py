@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nxpipe.artifact_store.errors import ChannelEmpty, StoreError
-from nxpipe.pipeline.artifacts.signing import trust_in
+from nxpipe.artifact_store.errors import StoreError
 from nxpipe.pipeline.artifacts.store_url import offline_index, open_configured_store, open_offline_store
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
@@ -117,9 +116,11 @@ class _FetchRequest:
         from nxpipe.artifact_store.fetch.folder import Programs, size_of
         from nxpipe.artifact_store.fetch.folder import fetch as fetch_folder
         from nxpipe.artifact_store.fetch.selection import by_name
+        from nxpipe.pipeline.artifacts.lookup import served_by
 
         if self.channel is not None:
-            selection = self._by_channel(store, self.channel, index)
+            say = self.console.say
+            selection = served_by(self.channel, self.model, self.target, store, self.config_path, say, index)
         else:
             selection = by_name(store, self.name or "", index)
         if self.endpoint is not None:
@@ -136,19 +137,6 @@ class _FetchRequest:
         config = load_config(self.config_path, os.environ)
         if fault := endpoint_fault(config, self.config_path.parent, name, manifest):
             raise Refused(fault)
-
-    def _by_channel(self, store: "Store", channel: str, index: "OfflineIndex | None") -> "Selection":
-        """The artifact of a channel, under the rules of [signing]."""
-        from nxpipe.artifact_store.fetch.selection import by_channel
-        from nxpipe.pipeline.artifacts.channels import unknown_channel
-        from nxpipe.pipeline.config import load_config
-
-        config = load_config(self.config_path, os.environ, missing_ok=True)
-        trust = trust_in(config, self.config_path.parent, store, self.console.say)
-        try:
-            return by_channel(store, channel, self.model, self.target, trust, index)
-        except ChannelEmpty as empty:
-            raise unknown_channel(store, channel) from empty
 
 
 def _is_whole_key(name: str) -> bool:

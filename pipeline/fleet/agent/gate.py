@@ -8,12 +8,15 @@ open port. Each fault is one sentence, by which the instance is given up or the 
 import http.client
 import json
 import math
+import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -120,6 +123,50 @@ def require_golden_answers(
     return str(json.loads(done.stdout)["sentence"])
 
 
+_TOOLS: Final = "/opt/aws/neuron/bin"  # of aws-neuronx-tools
+_COLLECTIVES: Final = ("allr", "allg")  # all-reduce and all-gather, of which runtimes shard matrices
+_COLLECTIVE_SECONDS: Final = 120.0
+
+
+def require_collectives(contract: "ServingContract", environ: Mapping[str, str], seconds: float) -> str:
+    """Run small collectives over the ranks of a contract by AWS's nccom-test, in processes of their own that end before
+    the server starts; the sentence about what has run. A core that does not answer the others hangs a server for the
+    rest of `ready_within`, and this for two minutes at most."""
+    program = shutil.which("nccom-test", path=f"{environ.get('PATH', os.defpath)}{os.pathsep}{_TOOLS}")
+    if program is None:
+        return f"there is no nccom-test on PATH or in {_TOOLS}; collectives run in the server first"
+    limit = min(seconds, _COLLECTIVE_SECONDS)
+    for operation in _COLLECTIVES:
+        sizes = ("--minbytes", "1kb", "--maxbytes", "1kb", "--datatype", "fp32")
+        command = (program, "-r", str(contract.tp), *sizes, operation)
+        code, last = _ended(command, environ, limit)
+        what = f"{operation} over {contract.tp} ranks"
+        if code is None:
+            raise NotReady(
+                f"{what} has not ended within {limit:.0f} s; a core or a link does not answer: replace the instance"
+            )
+        if code:
+            raise NotReady(f"{what} ended with code {code}: {last}; a core or a link is faulty: replace the instance")
+    return f"all-reduce and all-gather ran over {contract.tp} ranks"
+
+
+def _ended(command: Sequence[str], environ: Mapping[str, str], seconds: float) -> tuple[int | None, str]:
+    """The exit code of a command and the last line that it printed; None after `seconds`, when its processes end."""
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environ,
+        errors="replace", text=True, process_group=0,
+    ) as process:  # fmt: skip
+        try:
+            printed, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return None, ""
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # ranks that outlive their parent would hold the cores
+    *_, last = [line.strip() for line in printed.splitlines() if line.strip()] or ["it printed nothing"]
+    return process.returncode, last[:200]
+
+
 _PROMPTS: Final = ([0], [1], [0, 1], [1, 0, 1], [1, 1, 0, 0, 1])  # tokens of every vocabulary
 _MAX_BYTES: Final = 4 << 20  # of a response
 _PROBE_SECONDS: Final = 30.0
@@ -136,12 +183,17 @@ class Completions:
     _model: str | None = field(default=None, init=False)
 
     def generates(self) -> bool:
-        """True for a server that completes a prompt."""
+        """True for a server that completes a prompt, or that lists a model and fails to complete one; False for one
+        that lists no model, or refuses the request as a server for another task does."""
+        try:
+            self._name()
+        except (OSError, http.client.HTTPException, ValueError):
+            return False
         try:
             status, document = self._complete(_PROMPTS[0])
         except (OSError, http.client.HTTPException, ValueError):
-            return False
-        return status == http.client.OK and bool(document.get("choices"))
+            return True
+        return status >= http.client.INTERNAL_SERVER_ERROR or bool(document.get("choices"))
 
     def require_varied(self) -> None:
         """Raise NotReady for answers that are the same for every prompt, or are no numbers: of a core that was not
@@ -150,6 +202,8 @@ class Completions:
         for prompt in _PROMPTS:
             try:
                 status, document = self._complete(prompt)
+                if status != http.client.OK and "choices" not in document:
+                    raise ValueError(f"status {status}, {json.dumps(document)[:200]}")
                 choice = document["choices"][0]
                 logprob = float((choice["logprobs"] or {})["token_logprobs"][0])
             except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as failed:

@@ -1,20 +1,13 @@
-"""Agent on an instance: instance metadata, lifecycle hook, artifact, server.
+"""Agent on an instance: the artifact of its fleet's channel, and the server of the artifact."""
 
-Auto Scaling keeps a new instance out of service until the agent completes the lifecycle hook.
-"""
-
-import http.client
 import os
-import re
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from nxpipe.artifact_store.errors import ChannelEmpty
 from nxpipe.pipeline.artifacts.channels import ServedModel
@@ -22,18 +15,18 @@ from nxpipe.pipeline.artifacts.contract import contract_of_folder, installed_ver
 from nxpipe.pipeline.fleet.agent.gate import (
     Completions,
     TokenProgress,
+    require_collectives,
     require_cores,
     require_devices,
     require_golden_answers,
     require_programs_for,
     server_command,
 )
-from nxpipe.pipeline.fleet.agent.logs import deliver_last_words
+from nxpipe.pipeline.fleet.agent.group import FleetInstance
 from nxpipe.pipeline.fleet.agent.supervisor import ModelServer, Readiness
 from nxpipe.pipeline.fleet.agent.trees import LaidOut, ProofOfNoCompile, lay_out
 from nxpipe.pipeline.fleet.monitor.source import Compilers
 from nxpipe.pipeline.util.errors import NotReady
-from nxpipe.pipeline.util.exit_codes import INTERNAL, exit_code_of
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
@@ -42,243 +35,6 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.manifest import Manifest
     from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
     from nxpipe.pipeline.config.serving_fleet import ServingFleet
-
-
-_ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # as in the AWS SDKs
-_DEFAULT: Final = "http://169.254.169.254"
-_TOKEN: Final = "X-aws-ec2-metadata-token"  # noqa: S105, the name of a header
-_LIFETIME: Final = f"{_TOKEN}-ttl-seconds"
-_SECONDS: Final = 5
-_MAX_BYTES: Final = 1024  # of a response: a group's name has 255 characters
-_NAME: Final = re.compile("[A-Za-z0-9._-]+")
-
-
-@dataclass(frozen=True)
-class FleetInstance:
-    id: str
-    type: str
-    region: str
-    group: str | None  # the Auto Scaling group that launched it
-    address: str  # of its primary network interface, to which a load balancer sends requests
-
-
-def this_instance(environ: Mapping[str, str]) -> FleetInstance:
-    endpoint = environ.get(_ENDPOINT) or _DEFAULT
-    try:
-        with closing(_Metadata(endpoint)) as metadata:
-            return FleetInstance(
-                id=metadata.require("instance-id"),
-                type=metadata.require("instance-type"),
-                region=metadata.require("placement/region"),
-                group=metadata.get("tags/instance/aws:autoscaling:groupName"),
-                address=metadata.require("local-ipv4"),
-            )
-    except (OSError, ValueError, http.client.HTTPException) as problem:
-        raise NotReady(
-            f"the instance metadata service at {endpoint} does not answer ({problem}); run the agent "
-            "on an EC2 instance, outside of containers, or set its hop limit to 2"
-        ) from problem
-
-
-class _Metadata:
-    """One session with the service."""
-
-    def __init__(self, endpoint: str) -> None:
-        where = urlsplit(endpoint)
-        self._endpoint = endpoint
-        self._connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=_SECONDS)
-        self._token = self._request("PUT", "/latest/api/token", {_LIFETIME: "60"}) or ""
-
-    def get(self, path: str) -> str | None:
-        return self._request("GET", f"/latest/meta-data/{path}", {_TOKEN: self._token})
-
-    def require(self, path: str) -> str:
-        value = self.get(path)
-        if value is None:
-            raise NotReady(f"the instance metadata service at {self._endpoint} has no {path}; is this an EC2 instance?")
-        if not _NAME.fullmatch(value):
-            raise self._invalid(path)
-        return value
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def _request(self, method: str, path: str, headers: Mapping[str, str]) -> str | None:
-        self._connection.request(method, path, headers=dict(headers))
-        answer = self._connection.getresponse()
-        body = answer.read(_MAX_BYTES + 1)
-        if answer.status == http.client.NOT_FOUND:
-            return None
-        if answer.status != http.client.OK:
-            raise NotReady(f"the instance metadata service at {self._endpoint} answers {path} with {answer.status}")
-        text = body.decode(errors="replace")
-        if len(body) > _MAX_BYTES or not text.isprintable() or "\N{REPLACEMENT CHARACTER}" in text:
-            raise self._invalid(path)
-        return text
-
-    def _invalid(self, path: str) -> NotReady:
-        return NotReady(
-            f"the instance metadata service at {self._endpoint} returns no valid {path}; check which service listens "
-            f"there, and {_ENDPOINT}"
-        )
-
-
-class HookNotCompleted(NotReady):
-    """Auto Scaling did not take the answer, so that it would not take another one."""
-
-
-@dataclass
-class LifecycleGate:
-    """The lifecycle hook of an instance that is getting ready. `require` raises if it must not go into service."""
-
-    instance: FleetInstance
-    require: Callable[[], object] = lambda: None
-
-
-class GivenUp(SystemExit):
-    """The end of an agent that has written why it gives its instance up."""
-
-
-@contextmanager
-def lifecycle_gate(name: str | None, environ: Mapping[str, str]) -> Iterator[LifecycleGate]:
-    """Completes the hook with CONTINUE at the end of the block, and with ABANDON on any exception, after its log.
-
-    An abandoned instance is replaced at once. SIGTERM abandons it too: systemd stops the agent with it when the
-    instance is shut down before it could serve. An instance that is past its hook, as after a restart of the agent in
-    service, is not given up. Without a name there is no hook.
-    """
-    gate = LifecycleGate(this_instance(environ))
-    hook = LifecycleHook(name, gate.instance) if name else None
-    try:
-        yield gate
-        gate.require()
-        if hook:
-            hook.answer("CONTINUE", gate.require)
-    except HookNotCompleted:
-        raise
-    except BaseException as cause:
-        if hook is None or (isinstance(cause, Exception) and not hook.is_ahead()):
-            raise
-        written = deliver_last_words(gate.instance.id, cause, environ)
-        abandoned = hook.give_up()
-        if written:
-            if abandoned and (mark := environ.get(_GIVEN_UP)):
-                _leave(Path(mark))
-            raise GivenUp((exit_code_of(cause) or INTERNAL).number) from cause
-        raise
-
-
-_GIVEN_UP: Final = "NXPIPE_GIVEN_UP"  # environment variable: the file that an agent leaves on an abandoned instance
-
-
-def _leave(mark: Path) -> None:
-    """Leave the file with which systemd does not start the agent again, and user data reports nothing."""
-    try:
-        mark.touch()
-    except OSError as failed:
-        sys.stderr.write(f"nxpipe: {mark} cannot be written ({failed.strerror}); the agent may start again\n")
-
-
-# States in which the hook's action is still to come: the launch, the entry to a warm pool, and the start of an instance
-# that leaves it.
-_BEFORE_THE_ACTION: Final = frozenset(
-    ["Pending", "Pending:Wait", "Warmed:Pending", "Warmed:Pending:Wait", "Warmed:Stopped", "Warmed:Hibernated"]
-)
-_ACTION_WITHIN: Final = 300  # seconds
-_PAUSES: Final = (0.5, 1, 2, 5)  # seconds between two attempts; the last one repeats
-
-
-@dataclass(frozen=True)
-class LifecycleHook:
-    name: str
-    instance: FleetInstance
-
-    def answer(self, result: Literal["CONTINUE", "ABANDON"], require: Callable[[], object] = lambda: None) -> bool:
-        """Completes the hook. False if none is pending, as after a restart on an instance that already serves.
-
-        An agent may be faster than Auto Scaling, above all on an instance that leaves a warm pool: then it waits until
-        the action is pending.
-        """
-        deadline, attempt = time.monotonic() + _ACTION_WITHIN, 0
-        while not self._complete(result):
-            state = self._state(result)
-            if state not in _BEFORE_THE_ACTION:
-                return False
-            if time.monotonic() > deadline:
-                raise HookNotCompleted(
-                    f"hook {self.name} of group {self._group} has no pending action for instance {self.instance.id}, "
-                    f"which is in state {state} for {_ACTION_WITHIN} s; check the name of the hook"
-                )
-            time.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
-            attempt += 1
-            require()
-        return True
-
-    def is_ahead(self) -> bool:
-        """False if the instance is past the hook or terminated. Without an answer of AWS it counts as ahead."""
-        try:
-            return self._state("ABANDON") in _BEFORE_THE_ACTION
-        except NotReady:
-            return True
-
-    def _complete(self, result: str) -> bool:
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        try:
-            self._client().complete_lifecycle_action(
-                AutoScalingGroupName=self._group,
-                LifecycleHookName=self.name,
-                InstanceId=self.instance.id,
-                LifecycleActionResult=result,
-            )
-        except ClientError as refused:
-            if "No active Lifecycle Action" in refused.response["Error"]["Message"]:
-                return False
-            raise self._failure(result, refused) from refused
-        except BotoCoreError as failed:
-            raise self._failure(result, failed) from failed
-        return True
-
-    def _state(self, result: str) -> str | None:
-        """The instance's lifecycle state; None if it is in no group."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        try:
-            response = self._client().describe_auto_scaling_instances(InstanceIds=[self.instance.id])
-        except (BotoCoreError, ClientError) as failed:
-            raise self._failure(result, failed) from failed
-        return next((str(entry["LifecycleState"]) for entry in response["AutoScalingInstances"]), None)
-
-    def give_up(self) -> bool:
-        """Abandons the instance; a failure to do so is printed, because the caller reports the cause."""
-        try:
-            return self.answer("ABANDON")
-        except NotReady as failure:
-            sys.stderr.write(f"{failure}\n")
-            return False
-
-    @property
-    def _group(self) -> str:
-        if self.instance.group is None:
-            raise NotReady(
-                f"instance {self.instance.id} has no Auto Scaling group in its metadata, so hook {self.name} cannot be "
-                "completed; its launch template must allow instance tags in the metadata, or run without --hook"
-            )
-        return self.instance.group
-
-    def _client(self) -> Any:
-        from botocore.config import Config
-        from botocore.session import Session
-
-        retries = Config(connect_timeout=5, read_timeout=20, retries={"mode": "standard", "total_max_attempts": 5})
-        return Session().create_client("autoscaling", region_name=self.instance.region, config=retries)
-
-    def _failure(self, result: str, problem: Exception) -> HookNotCompleted:
-        return HookNotCompleted(
-            f"hook {self.name} of group {self._group} was not completed with {result} for instance {self.instance.id}: "
-            f"{problem}; allow autoscaling:CompleteLifecycleAction and DescribeAutoScalingInstances in the instance's "
-            "role, and a route to its endpoint"
-        )
 
 
 @dataclass(frozen=True)
@@ -313,10 +69,11 @@ class FleetArtifact:
                 raise NotReady(f"{self.manifest.name} of channel {self.channel} cannot be served: {reason}")
 
     def fetch(self, store: "Store", folder: Path, *, rehearsal: bool) -> None:
-        """Fetches the artifact into the folder and verifies every byte against its digest."""
+        """Fetches the artifact into the folder and verifies every byte against its digest. Nothing waits for the disk:
+        the agent fetches at every boot, and what a power loss has changed is fetched again."""
         from nxpipe.artifact_store.fetch.folder import Programs, fetch
 
-        fetch(store.blobs, self.manifest, folder, programs=Programs.EMULATOR if rehearsal else None)
+        fetch(store.blobs, self.manifest, folder, programs=Programs.EMULATOR if rehearsal else None, flush=False)
 
 
 ARTIFACT: Final = "NXPIPE_ARTIFACT"  # environment variable of the server: the artifact's folder
@@ -372,26 +129,42 @@ class Agent:
     def deadline(self) -> float:
         return self.started + self.fleet.ready_within.total_seconds()
 
-    def prepare(self, instance: FleetInstance, step: Step) -> ServerStart | None:
-        """Everything that must hold before the server starts; None without a server."""
+    def select(self) -> FleetArtifact:
+        return FleetArtifact.of(self.store, self.model, self.trust)
+
+    def require_machine(self, instance: FleetInstance, step: Step) -> None:
+        """Raise NotReady if the instance lacks the server's program or a device of its type."""
         if self.command:
             _require_program(self.command)
         with step(f"check the devices of a {instance.type}"):
             require_devices(instance.type, self.devices)
+
+    def require_servable(self, artifact: FleetArtifact, instance: FleetInstance) -> None:
+        """Raise NotReady for programs or evidence with which no instance of the fleet may serve."""
+        require_programs_for(instance.type, artifact.manifest, self.model.host)
+        artifact.require_evidence(self.store, self.requirements(artifact.channel))
+
+    def prepare(self, instance: FleetInstance, step: Step) -> ServerStart | None:
+        """Everything that must hold before the server starts; None without a server."""
+        self.require_machine(instance, step)
         with step(f"fetch {self.model.model_id} from channel {' or '.join(self.model.channels)}"):
-            artifact = FleetArtifact.of(self.store, self.model, self.trust)
-            require_programs_for(instance.type, artifact.manifest, self.model.host)
-            artifact.require_evidence(self.store, self.requirements(artifact.channel))
+            artifact = self.select()
+            self.require_servable(artifact, instance)
             artifact.fetch(self.store, self.folder, rehearsal=self.model.host.rehearsal)
-        if self.fleet.golden_inputs and artifact.manifest.executables:
+        self.require_golden_answers(artifact.manifest, instance, step)
+        return self.server_of(artifact.manifest, instance, step)
+
+    def require_golden_answers(self, manifest: "Manifest", instance: FleetInstance, step: Step) -> None:
+        """Run the golden inputs of the fetched artifact on every core, which no server may have. Raises NotReady."""
+        if self.fleet.golden_inputs and manifest.executables:
             with step("run the golden inputs of the artifact on every core"):
                 left = max(1.0, self.deadline - time.monotonic())
                 sentence = require_golden_answers(self.folder, self.fleet, instance.type, left, self.words)
             with step(sentence):
                 pass
-        return self._server(artifact.manifest, instance, step)
 
-    def _server(self, manifest: "Manifest", instance: FleetInstance, step: Step) -> ServerStart | None:
+    def server_of(self, manifest: "Manifest", instance: FleetInstance, step: Step) -> ServerStart | None:
+        """The server of the fetched artifact, whose files are laid out; None without a server."""
         environ = {**os.environ, ARTIFACT: str(self.folder)}
         if not manifest.serving:
             argv = server_command(self.folder, self.fleet) if self.command is None else self.command
@@ -400,9 +173,7 @@ class Agent:
         assert contract is not None
         require_cores(instance.type, contract)
         with step(f"lay out the files of {contract.runtime}"):
-            laid_out = lay_out(
-                contract, self.folder, self.folder.with_name(f"{self.folder.name}-serving"), self.fleet.port
-            )
+            laid_out = lay_out(contract, self.folder, layout_of(self.folder), self.fleet.port)
             argv = laid_out.argv if self.command is None else self.command
             if not argv:
                 raise NotReady(
@@ -412,6 +183,11 @@ class Agent:
             _require_program(argv)
             require_pins(contract, installed_versions(interpreter_of(argv[0])))
             environ = laid_out.environ(environ)
+        if contract.tp > 1:
+            with step(f"run collectives over {contract.tp} ranks"):
+                sentence = require_collectives(contract, environ, max(1.0, self.deadline - time.monotonic()))
+            with step(sentence):
+                pass
         return ServerStart(argv, environ, laid_out, ProofOfNoCompile(contract, Compilers(self.processes)))
 
     @contextmanager
@@ -437,6 +213,11 @@ class Agent:
             start.require_proven()
             server.watched_by(faults, every=_LOOK)
             yield server
+
+
+def layout_of(folder: Path) -> Path:
+    """The folder of the trees of the artifact in `folder`."""
+    return folder.with_name(f"{folder.name}-serving")
 
 
 def _require_program(command: tuple[str, ...]) -> None:

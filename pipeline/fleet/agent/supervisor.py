@@ -224,6 +224,16 @@ class ModelServer:
         if self._look is not None:
             threading.Thread(target=self._watch, args=self._look, daemon=True).start()
 
+    def end(self) -> None:
+        """End a server in service for a successor: it has the time of `draining` for its requests. On any thread."""
+        if self._process is not None and self._stopped_by is None:
+            self._stop(signal.SIGTERM)
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if the agent was stopped, and the server with it."""
+        return self._stopped_by is not None
+
     def _watch(self, faults: Sequence[Fault], every: float) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)  # so that they interrupt the main thread
         while not self._over.wait(every) and self._stopped_by is None:

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from nxpipe.artifact_store.fetch.folder import SERVING
+from nxpipe.artifact_store.fetch.folder import SERVING, note_again, verified
 from nxpipe.pipeline.artifacts.contract import COMPILERS, FileTree, ServingContract, TreeFile
 from nxpipe.pipeline.fleet.monitor.source import Compilers
 from nxpipe.pipeline.util.errors import NotReady
@@ -79,6 +79,11 @@ class LaidOut:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 list(pool.map(lambda file: self._require_content(folder / file.path, file), tree.files))  # noqa: B023
 
+    def adopt(self, path: Path) -> None:
+        """Take a file as checked, of which the caller knows that its bytes are right."""
+        if (stamp := _stamp(path)) is not None:
+            self._stamps[path] = stamp
+
     def _require_content(self, path: Path, file: TreeFile) -> None:
         stamp = _stamp(path)
         if stamp is not None and self._stamps.get(path) == stamp:
@@ -98,8 +103,12 @@ def lay_out(contract: ServingContract, fetched_folder: Path, root: Path, port: i
     """Lay out a contract's trees from a fetched folder below `root`, or at the absolute path that the runtime demands,
     in place of an earlier layout. Files are hard links where possible, else copies; files have mode 0444 and folders
     0555. NotReady names a file that is missing or has another size or content.
+
+    What the fetch verified in this boot, and what is a link to it, is not read again: its digests and those of the
+    contract come from one manifest. A link changes the file's status, so the folder's notes are renewed.
     """
     root, source = root.absolute(), fetched_folder / SERVING / contract.name
+    known = verified(fetched_folder)
     for tree in contract.trees:
         _require_files(tree, source / tree.name)
     places = {"port": str(port), "artifact_folder": str(fetched_folder.absolute())}
@@ -107,20 +116,36 @@ def lay_out(contract: ServingContract, fetched_folder: Path, root: Path, port: i
     laid_out = LaidOut(contract, root, places)
     try:
         _require_layout(root)
-        _remove(root)
+        remove_tree(root)
         _write_refusals(root / _REFUSALS)
         for tree in contract.trees:
             folder = root / tree.destination
             if not folder.is_relative_to(root):
                 _require_ours(folder, tree)
-                _remove(folder)
+                remove_tree(folder)
             _place(tree, source / tree.name, folder)
+            for file in tree.files:
+                fetched = f"{SERVING}/{contract.name}/{tree.name}/{file.path}"
+                if fetched in known and (folder / file.path).samefile(fetched_folder / fetched):
+                    laid_out.adopt(folder / file.path)
+        note_again(fetched_folder, known)
     except OSError as failed:
         raise NotReady(
             f"{failed.filename or root} cannot be laid out ({failed.strerror}); free space, or correct the permissions"
         ) from failed
     laid_out.require_unchanged()
     return laid_out
+
+
+def require_relative(*contracts: ServingContract | None) -> None:
+    """Raise NotReady if a runtime has the path of a tree compiled in: there two versions have no place side by side."""
+    for contract in filter(None, contracts):
+        for tree in contract.trees:
+            if Path(tree.destination).is_absolute():
+                raise NotReady(
+                    f"tree {tree.name} of contract {contract.name} belongs at {tree.destination}, where the files of "
+                    'the running server are or would be; set updates.policy = "replace" for this fleet'
+                )
 
 
 def _require_files(tree: FileTree, folder: Path) -> None:
@@ -177,8 +202,8 @@ def _write_refusals(folder: Path) -> None:
     folder.chmod(_FOLDER_MODE)
 
 
-def _remove(folder: Path) -> None:
-    """Remove an earlier layout, whose folders are read-only."""
+def remove_tree(folder: Path) -> None:
+    """Remove a layout, whose folders are read-only, or another folder; nothing if there is none."""
     if not folder.is_dir():
         return
     for below, _, _ in os.walk(folder):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 from nxpipe.pipeline.config.device_measures import DEVICE_MEASURES, NAMESPACE
@@ -67,23 +68,31 @@ def log_event(at: int, dimensions: Mapping[str, str], instance: str, sent: Seque
 
 @dataclass(frozen=True)
 class FleetLog:
-    """The fleet's log group, with one stream per instance."""
+    """The fleet's log group, with one stream per instance, which the first event creates."""
 
     group: str
     instance: str
-    logs: Any
+    region: str
 
     @classmethod
     def open(cls, group: str, instance: str, region: str) -> "FleetLog":
-        logs = client("logs", region)
+        """The log with its stream; AwsError if it cannot be written to."""
+        log = cls(group, instance, region)
+        assert log._logs is not None
+        return log
+
+    @cached_property
+    def _logs(self) -> Any:
+        logs = client("logs", self.region)
         already = logs.exceptions.ResourceAlreadyExistsException  # created before a restart
-        with convert_sdk_errors(f"create a stream in the log {group}"), suppress(already):
-            logs.create_log_stream(logGroupName=group, logStreamName=instance)
-        return cls(group, instance, logs)
+        with convert_sdk_errors(f"create a stream in the log {self.group}"), suppress(already):
+            logs.create_log_stream(logGroupName=self.group, logStreamName=self.instance)
+        return logs
 
     def write(self, at: int, text: str) -> None:
+        logs = self._logs
         with convert_sdk_errors(f"write into the log {self.group}"):
-            self.logs.put_log_events(
+            logs.put_log_events(
                 logGroupName=self.group,
                 logStreamName=self.instance,
                 logEvents=[{"timestamp": at, "message": text}],

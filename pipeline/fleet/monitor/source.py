@@ -20,6 +20,7 @@ from nxpipe.pipeline.config.device_measures import RUNTIME_GROUPS, SYSTEM_GROUPS
 from nxpipe.pipeline.fleet.monitor.report import MonitorReport
 from nxpipe.pipeline.util.errors import InputInvalid, NotReady
 from nxpipe.pipeline.util.files import DocumentInvalid, json_of, read_file
+from nxpipe.pipeline.util.process import signals_deferred
 
 TOOLS: Final = "/opt/aws/neuron/bin"
 _MAX_BYTES: Final = 2**20  # of one report; that of a trn2.48xlarge has some hundred thousand
@@ -166,18 +167,24 @@ def monitor_reports(monitor: str, settings: MonitorSettings) -> Iterator[Iterato
     with TemporaryDirectory() as folder:
         file = Path(folder, "monitor.json")
         file.write_text(json.dumps(settings.document()))
-        command = [monitor, "-c", str(file)]
+        process = None
         try:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
-        except OSError as missing:
-            raise NotReady(
-                f"{monitor} cannot be started ({missing.strerror}); install aws-neuronx-tools in the AMI, or name the "
-                "program with --monitor"
-            ) from missing
-        try:
+            with signals_deferred():
+                process = _started([monitor, "-c", str(file)])
             yield _documents(process, monitor)
         finally:
-            _end(process)
+            if process is not None:
+                _end(process)
+
+
+def _started(command: Sequence[str]) -> "subprocess.Popen[bytes]":
+    try:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    except OSError as missing:
+        raise NotReady(
+            f"{command[0]} cannot be started ({missing.strerror}); install aws-neuronx-tools in the AMI, or name the "
+            "program with --monitor"
+        ) from missing
 
 
 def _documents(process: "subprocess.Popen[bytes]", monitor: str) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,7 @@ keeps the hooks, policies and schedules of a deleted group."""
 from collections.abc import Mapping
 from typing import Any, Final
 
-from moto.autoscaling.exceptions import AutoscalingClientError
+from moto.autoscaling.exceptions import AutoscalingClientError, ValidationError
 from moto.autoscaling.models import AutoScalingBackend, FakeAutoScalingGroup
 from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.exceptions import ServiceException
@@ -120,11 +120,32 @@ def disable_metrics_collection(self: AutoScalingResponse) -> ActionResult:
     return EmptyResult()
 
 
+def _enter_standby(stock: Any, self: AutoScalingResponse) -> ActionResult:
+    """An instance on standby is no target. The capacity does not fall below the minimum."""
+    backend, ids = self.autoscaling_backend, self._get_param("InstanceIds", [])
+    group = group_of(backend, self._get_param("AutoScalingGroupName"))
+    states = {state.instance.id: state.lifecycle_state for state in group.instance_states}
+    for id_ in ids:
+        if states.get(id_) != "InService":
+            raise ValidationError(f"The instance {id_} is not in InService.")
+    least = group.min_size or 0
+    if self._get_bool_param("ShouldDecrementDesiredCapacity") and (group.desired_capacity or 0) - len(ids) < least:
+        raise ValidationError(
+            f"AutoScalingGroup {group.name} has min-size={least}, desired capacity {group.desired_capacity}: "
+            f"{len(ids)} instances cannot go on standby."
+        )
+    result: ActionResult = stock(self)
+    for arn in group.target_group_arns:
+        backend.elbv2_backend.deregister_targets(arn, [{"Id": id_} for id_ in ids])
+    return result
+
+
 def apply() -> None:
     for name, new in {
         "create_auto_scaling_group": _create_group,
         "delete_auto_scaling_group": _delete_group,
         "enable_metrics_collection": _enable_metrics,
+        "enter_standby": _enter_standby,
         "put_scaling_policy": _put_policy,
         "update_auto_scaling_group": _update_group,
     }.items():

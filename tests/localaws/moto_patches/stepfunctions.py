@@ -5,11 +5,13 @@ Definitions use JSONPath: JSONata and variables need an engine that the local AW
 
 import json
 import re
+import sys
 import time
 import uuid
 from collections.abc import Iterator
 from typing import Any, Final
 
+from jsonpath_ng.ext.parser import parse
 from moto.events.models import events_backends
 from moto.stepfunctions.parser.api import InvalidDefinition
 from moto.stepfunctions.parser.asl.component.state.exec.state_task.service import (
@@ -23,6 +25,7 @@ from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.state
     StateTaskServiceSfn,
 )
 from moto.stepfunctions.parser.asl.utils import json_path
+from moto.stepfunctions.parser.asl.utils.json_path import NoSuchJsonPathError
 from moto.stepfunctions.parser.backend.execution import BaseExecutionWorkerCommunication
 from moto.stepfunctions.parser.backend.execution_worker import ExecutionWorker
 from moto.stepfunctions.parser.models import StepFunctionsParserBackend
@@ -63,8 +66,22 @@ def apply() -> None:
         around(kind, "_normalise_response", _decode_response)
     around(StateTaskServiceCallback, "_eval_sync", _wait)
     around(BaseExecutionWorkerCommunication, "terminated", _publish_end)
+    stock = json_path.extract_json
+    for module in [*sys.modules.values()]:
+        if getattr(module, "extract_json", None) is stock:
+            module.extract_json = _extract  # type: ignore[attr-defined]
     json_path._contains_slice_or_wildcard_array = lambda path: bool(_SEVERAL.search(path))
     json_path._is_singleton_array_access = lambda path: not _SEVERAL.search(path)
+
+
+def _extract(path: str, data: Any) -> Any:
+    """The value at a path. Moto unpacks the only match of a filter if the path goes on behind it."""
+    matches = parse(path).find(data)
+    if _SEVERAL.search(path):
+        return [match.value for match in matches]
+    if not matches:
+        raise NoSuchJsonPathError(json_path=path, data=data)
+    return matches[0].value
 
 
 def _stop_once_begun(stock: Any, worker: ExecutionWorker, *args: Any, **given: Any) -> None:

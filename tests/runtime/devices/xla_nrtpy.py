@@ -2,8 +2,8 @@
 
 It is imported as `nrtpy`. Tensors, sizes and statuses are those of the stand-in library, as for `nrtpy.py`; only
 programs are its own. Ranks meet at NEURON_RT_ROOT_COMM_ID: rank 0 executes a program for all ranks when all have come.
-`STANDIN_DEFECT` chooses a defect of the device: `zeros`, `wrong`, `stale` (states keep their values), `hang`, `crash`,
-`hardware`; on the rank `STANDIN_DEFECT_RANK`, by default all.
+`STANDIN_DEFECT` chooses a defect of the device: `zeros`, `wrong`, `stale` (states keep their values), `slow`, `hang`,
+`crash`, `hardware`; on the rank `STANDIN_DEFECT_RANK`, by default all.
 """
 
 import hashlib
@@ -35,6 +35,7 @@ _TYPES: Final = {"pred": np.bool_, "f32": np.float32, "f16": np.float16, "bf16":
     f"{sign}{8 * size}": np.dtype(f"{'i' if sign == 's' else 'u'}{size}") for sign in "su" for size in (1, 2, 4, 8)
 }
 _KEY: Final = b"ranks"
+_SLOW: Final = 0.3  # seconds, of programs that take milliseconds
 _NUMBER: Final = InstructionField.PARAMETER_NUMBER
 
 
@@ -190,6 +191,8 @@ def _defect(rank: int) -> str:
     defect = os.environ.get("STANDIN_DEFECT", "")
     if defect == "hang":
         time.sleep(600)
+    if defect == "slow":
+        time.sleep(_SLOW)
     if defect == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     if defect == "hardware":
