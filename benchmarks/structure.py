@@ -46,11 +46,11 @@ LAYERS: Final = (
 )
 
 LIMITS: Final = {
-    "modules": 510,  # 475 before serving contracts, the warm gate, predictions, profiles, the schedule of kernels
+    "modules": 511,  # 475 before serving contracts, the warm gate, predictions, profiles, the schedule of kernels
     "upward imports": 0,
     "cycles at import time": 0,
     "cycles counting imports inside functions": 0,
-    "single importers": 75,  # 60 before parts of the agent; 65 before profiles and the schedule of kernels
+    "single importers": 76,  # 60 before parts of the agent; 65 before profiles and the schedule of kernels
     "duplicate public classes": 0,
     "modules of pipeline on the path of nxpipe build": 39,  # 35 before its report had times of AWS's compiler
 }

@@ -1,8 +1,12 @@
 """Convolutions: one matmul over channels for each window position, accumulated in PSUM (implicit GEMM).
 
-The input is not unfolded (no im2col). Channels are on the partition dimension, and a window position is a shifted,
-strided access pattern of the input tile in SBUF. For few channels, the window's rows are placed on further partitions,
-which fills the tensor engine's rows. Depthwise convolutions, whose channels do not mix, run on the vector engine.
+The input is not unfolded (no im2col) and not padded. Channels are on the partition dimension, and a window position is
+a shifted, strided access pattern of the input tile in SBUF. For few channels, the window's rows are placed on further
+partitions, which fills the tensor engine's rows. Depthwise convolutions, whose channels do not mix, run on the vector
+engine.
+
+Feature maps are stored channel by channel, [channels, batch, position ...]: each lane's elements are one contiguous run
+of all images, and a matmul covers several small images.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,123 +16,335 @@ from typing import Final
 
 from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.affine import Affine, affine
+from nxpipe.emulator.isa.affine import Affine, affine, divided
+from nxpipe.emulator.isa.constraints import MOST_AXES
 from nxpipe.emulator.isa.instruction import Alu, Engine
-from nxpipe.emulator.isa.operands import Axis, Memory, Tile
-from nxpipe.emulator.isa.scalar import Activation, Function
-from nxpipe.emulator.isa.tensor import Matmul
+from nxpipe.emulator.isa.operands import Memory, Tile
+from nxpipe.emulator.isa.scalar import Activation
+from nxpipe.emulator.isa.tensor import Matmul, NcTranspose
 from nxpipe.emulator.isa.vector import Memset, ScalarTensorTensor
-from nxpipe.emulator.lower.epilogue import Epilogue, epilogue_bytes
+from nxpipe.emulator.lower.epilogue import FUNCTION, SCALE, RowAffine
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from nxpipe.emulator.lower.lanes import stored_number
 from nxpipe.emulator.lower.lowering import Lowering, lowers
-from nxpipe.emulator.lower.tiles import fill
+from nxpipe.emulator.lower.tiles import chunk_spans, fill
 from nxpipe.emulator.lower.transpose import chunks_of, each_chunk
-from nxpipe.emulator.lower.view import View, packed
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.lower.windows import (
+    PIECE,
+    ChannelTiles,
+    Slab,
+    Starts,
+    Windows,
+    blocks,
+    by_channel,
+    edge_spans,
+    flat,
+    interiors,
+    linear,
+    load_lanes,
+    load_slab,
+    merged_axes,
+    moved,
+    part,
+    slab_sizes,
+    taps,
+    windows,
+)
 from nxpipe.emulator.ops import Convolution
 
-Starts = tuple[Affine, ...]
-WIDEST: Final = 2048  # output positions in one tile
+_BANK: Final = 512  # sums in a bank of PSUM
+_TRANSPOSED: Final = 32  # rows and columns of one transpose on the vector engine
+
+
+@lowers(Convolution)
+def _convolution(low: Lowering, node: Node, op: Convolution) -> None:
+    x, weight = map(low.view, node.operands[:2])
+    bias = low.view(node.operands[2]) if len(node.operands) > 2 else None
+    places = node.result.type.shape[2:]
+    if not node.result.type.elements:
+        low.channel_epilogue(node.result)
+        return
+    depthwise = op.groups == x.shape[1] == weight.shape[0]
+    view, geometry = windows(x, weight.shape[2:], op.stride, op.dilation, op.before, places)
+    if geometry.unpadded() is None and not depthwise:
+        view, geometry = padded(low, view, geometry, 0.0)
+    lanes = x.shape[1] if depthwise else weight.shape[1]
+    fold = not depthwise and 1 < geometry.window[0] * lanes <= PARTITIONS and geometry.window[0] > 1
+    epilogue = low.channel_epilogue(node.result)
+    fused = RowAffine.of(epilogue, FUNCTION if bias is not None else SCALE)
+    work = _Convolution(
+        low.k,
+        by_channel(view),
+        geometry,
+        weight,
+        bias,
+        op.groups,
+        fold,
+        depthwise,
+        fused,
+        ChannelTiles(fused.epilogue, places),
+    )
+    if depthwise:
+        work.write_depthwise()
+    else:
+        work.write(low)
 
 
 @dataclass(frozen=True)
-class Windows:
-    """Sliding windows, with one entry per spatial axis; `margin` is the padding before the first position."""
+class _Convolution:
+    """One convolution with its tile sizes."""
 
-    window: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    places: tuple[int, ...]  # output positions
-    sizes: tuple[int, ...]  # input positions, without padding
-    margin: tuple[int, ...]
+    k: Kernel
+    x: View  # [channels, batch, position ...]
+    geometry: Windows
+    weight: View  # [outputs, channels of a group, window ...]
+    bias: View | None
+    groups: int
+    fold: bool  # the window's rows are on partitions beside the channels
+    depthwise: bool
+    fused: RowAffine  # what is applied to the sums as they leave PSUM
+    tiles: ChannelTiles
 
-    def reach(self, rows: int) -> tuple[int, ...]:
-        """The input positions that `rows` output rows (of the first spatial axis) need."""
-        outputs = (rows, *self.places[1:])
-        steps = zip(outputs, self.stride, self.window, self.dilation, strict=True)
-        return tuple((count - 1) * step + (length - 1) * dilation + 1 for count, step, length, dilation in steps)
+    def slabs(self, source: View, dtype: DType) -> Iterator[tuple[Slab, Affine, Span]]:
+        """The input in SBUF, as many images and rows at a time as fit: the slab, its first image, its rows."""
+        k, geometry = self.k, folded(self.geometry) if self.fold else self.geometry
+        lanes = 1 if self.fold else chunks_of(source.shape[0])
+        images, rows = slab_sizes(
+            min(k.free_bytes(Memory.SBUF) // 2, 2 * PIECE),
+            geometry,
+            source.shape[1],
+            max(lanes, 1) * dtype.itemsize * 2,
+        )
+        for image, count in k.spans(source.shape[1], images):
+            part_of = source.cut((0, source.shape[0]), (image, count))
+            for span in edge_spans(k, geometry.places[0], rows, self.geometry.interior(0)):
+                with k.scope():
+                    load = load_folded if self.fold else load_slab
+                    yield load(k, self.geometry, part_of, span, dtype), image, span
 
-    def fills(self) -> bool:
-        """True if a window reaches into padding."""
-        ends = zip(self.margin, self.sizes, self.reach(self.places[0]), strict=True)
-        return any(margin or margin + size < reach for margin, size, reach in ends)
+    def write(self, low: Lowering) -> None:
+        """Emit the convolution. Weights that fit SBUF are loaded once for the whole batch."""
+        k, (outputs, channels, *window) = self.k, self.weight.shape
+        group_outputs = outputs // self.groups
+        # Weights as [channels, window rows, window columns, outputs]: the contraction axis comes first.
+        ordered = self.weight.transposed((*range(1, self.weight.rank), 0))
+        shape = (channels, window[0], prod(window[1:]), outputs)
+        matrices = ordered.reshaped(shape) or low.packed(ordered).reshaped(shape)
+        assert matrices is not None  # packed windows are two axes
+        lanes, places = (channels * window[0], prod(window[1:])) if self.fold else (channels, prod(window))
+        columns = self._columns()
+        with k.loop(self.groups) as group, k.scope():
+            start = group * group_outputs
+            group_weights = matrices.cut((0, channels), (0, window[0]), (0, shape[2]), (start, group_outputs))
+            budget, by_output = k.free_bytes(Memory.SBUF) // 4, chunks_of(lanes) * places * group_weights.dtype.itemsize
+            resident = self._weights(group_weights, 1) if by_output * group_outputs <= budget else None
+            step = max(min(budget // (2 * by_output), PARTITIONS), 1)
+            for slab, image, rows in self.slabs(self.x.cut((group * channels, channels)), self.x.dtype):
+                if resident is not None:
+                    chunks = self._chunks(slab)
+                    for output in chunk_spans(k, group_outputs, chunks):
+                        with k.scope():
+                            outputs_of = (output[0] + start, output[1])
+                            self._write_outputs(slab, resident, affine(output[0]), outputs_of, columns, image, rows)
+                    continue
+                for output in k.spans(group_outputs, step):
+                    with k.scope():
+                        every = [(0, size) for size in matrices.shape[:3]]
+                        block = self._weights(group_weights.cut(*every, output), 2)
+                        outputs_of = (output[0] + start, output[1])
+                        self._write_outputs(slab, block, Affine(), outputs_of, columns, image, rows)
+
+    def _weights(self, matrices: View, buffers: int) -> Block:
+        """Load weights [channels, window rows, window columns, outputs] as [128, chunks, positions, outputs]."""
+        k, (channels, rows, places, outputs) = self.k, matrices.shape
+        if self.fold:
+            block = k.tile(matrices.dtype, channels * rows, 1, places, outputs, buffers=buffers)
+            for row in range(rows):
+                dst = block.cut((row * channels, channels), (0, 1))
+                k.copy(replace(dst, axes=dst.axes[1:]), matrices.pick(1, row).far())
+            return block
+        block = k.tile(matrices.dtype, PARTITIONS, max(chunks_of(channels), 1), rows * places, outputs, buffers=buffers)
+        load_lanes(k, block, matrices)
+        return block
+
+    # Columns: a number for each output, one per lane
+
+    def _columns(self) -> dict[View, Block]:
+        """The numbers by output, as columns [128, chunks], for all tiles; none if tiles begin at other lanes."""
+        whole = self.groups == 1 and not self.depthwise
+        return {view: column_chunks(self.k, view) for view in self._by_output() if whole and view.strides[0] == 1}
+
+    def _by_output(self) -> list[View]:
+        views = [self.bias, self.fused.scale, self.fused.shift]
+        return list(dict.fromkeys(view for view in views if view is not None))
+
+    def _column(self, columns: dict[View, Block], view: View, lanes: Span) -> Tile:
+        start, count = affine(lanes[0]), lanes[1]
+        chunk = all(step % PARTITIONS == 0 for step in (start.base, *(step for _, step in start.terms)))
+        if view in columns and chunk:
+            return columns[view].cut(count, (divided(start, PARTITIONS), 1))
+        column = self.k.tile(DType.FLOAT32, count, 1, buffers=2).whole
+        self.k.copy(column, view.cut((start, count)).far())
+        return column
+
+    def _finish(self, dst: Tile, sums: Tile, columns: Sequence[Tile | float]) -> None:
+        scale, shift = columns
+        function = self.fused.function
+        self.k.emit(Activation(engine=Engine.SCALAR, dst=dst, src=sums, function=function, scale=scale, bias=shift))
+
+    def _scale_and_shift(self, columns: dict[View, Block], lanes: Span) -> tuple[Tile | float, Tile | float]:
+        scale = self._column(columns, self.fused.scale, lanes) if self.fused.scale is not None else 1.0
+        shift = self.bias if self.bias is not None else self.fused.shift
+        return scale, self._column(columns, shift, lanes) if shift is not None else 0.0
+
+    # Sums
+
+    def _chunks(self, slab: Slab) -> int:
+        """Chunks of 128 outputs in one tile: as many as fit, if all positions of a slab do."""
+        positions = slab.block.shape[1] * prod(slab.geometry.places)
+        return max(self.tiles.widest(self.k, self.fused.dtype.itemsize) // max(positions, 1), 1)
+
+    def _write_outputs(
+        self,
+        slab: Slab,
+        weights: Block,
+        first_output: Affine,  # in `weights`
+        outputs: Span,
+        columns: dict[View, Block],
+        image: Affine,
+        rows: Span,
+    ) -> None:
+        k, dtype = self.k, self.fused.dtype
+        chunks = max(outputs[1] // PARTITIONS, 1)
+        count = outputs[1] // chunks
+        shape = (slab.block.shape[1], *slab.geometry.places)
+        origin = tuple(Affine() for _ in shape)
+        widest = max(self.tiles.widest(k, dtype.itemsize) // chunks, 1)
+        for starts, sizes in blocks(k, shape, widest, interiors(slab.geometry, origin, shape)):
+            with k.scope():
+                out = k.tile(dtype, count, chunks, prod(sizes), buffers=2)
+                with k.loop(chunks) as chunk:
+                    own = (outputs[0] + chunk * count, count)
+                    by_lane = self._scale_and_shift(columns, own)
+                    output = (first_output + chunk * count, count)
+                    for begin, extent in blocks(k, sizes, _BANK, interiors(slab.geometry, starts, sizes)):
+                        with k.scope():
+                            sums = k.psum(count, prod(extent))
+                            spans = list(zip(begin, extent, strict=True))
+                            self._multiply(sums, slab, weights, output, moved(starts, spans), extent)
+                            dst = out.cut(count, (chunk, 1), (linear(begin, sizes), prod(extent)))
+                            self._finish(dst, sums.whole, by_lane)
+                first = (starts[0] + image, affine(starts[1]) + rows[0], *starts[2:])
+                self.tiles.store(flat(out), self.fused.value, outputs, first, sizes)
+
+    def _multiply(
+        self, sums: Block, slab: Slab, weights: Block, output: Span, starts: Starts, sizes: tuple[int, ...]
+    ) -> None:
+        k, lanes = self.k, self.weight.shape[1] * (self.geometry.window[0] if self.fold else 1)
+        places, first = prod(slab.geometry.window), slab.geometry.unpadded()
+        if not lanes:
+            k.emit(Memset(engine=Engine.VECTOR, dst=sums.whole, value=0.0))
+        assert first is not None  # `padded` has copied all other inputs
+        for chunk, depth in each_chunk(k, lanes):
+            for number, tap in enumerate(taps(k, slab.geometry, starts, sizes, first)):
+                within = moved(starts, tap.spans)
+                order = tap.number if tap.number.terms else affine(number)
+                k.emit(
+                    Matmul(
+                        engine=Engine.TENSOR,
+                        dst=part(sums, sizes, tap.spans),
+                        stationary=weights.cut(depth, (chunk, 1), (tap.number, 1), output),
+                        moving=slab.shifted(depth, chunk, within, [size for _, size in tap.spans], tap.at),
+                        accumulate=chunk * places + order,
+                    )
+                )
+
+    # Depthwise
+
+    def write_depthwise(self) -> None:
+        k, channels, places = self.k, self.weight.shape[0], prod(self.geometry.window)
+        for first, count in k.spans(channels, PARTITIONS):
+            with k.scope():
+                weight = k.tile(DType.FLOAT32, count, places, buffers=2)
+                by_lane = self.weight.pick(1, 0).cut((first, count))
+                k.copy(replace(weight, shape=self.geometry.window).whole, by_lane.far())
+                columns = self._scale_and_shift({}, (first, count))
+                for slab, image, rows in self.slabs(self.x.cut((first, count)), DType.FLOAT32):
+                    self._fold(slab, weight, columns, (first, count), image, rows)
+
+    def _fold(
+        self,
+        slab: Slab,
+        weight: Block,
+        columns: tuple[Tile | float, Tile | float],
+        lanes: Span,
+        image: Affine,
+        rows: Span,
+    ) -> None:
+        k, count = self.k, lanes[1]
+        shape = (slab.block.shape[1], *slab.geometry.places)
+        inner = interiors(slab.geometry, tuple(Affine() for _ in shape), shape)
+        for starts, sizes in blocks(k, shape, max(self.tiles.widest(k, 4) // 2, 1), inner):
+            with k.scope():
+                sums = k.tile(DType.FLOAT32, count, prod(sizes), buffers=2)
+                k.emit(Memset(engine=Engine.VECTOR, dst=sums.whole, value=0.0))
+                for tap in taps(k, slab.geometry, starts, sizes, ()):
+                    dst, within = part(sums, sizes, tap.spans), moved(starts, tap.spans)
+                    k.emit(
+                        ScalarTensorTensor(
+                            engine=Engine.VECTOR,
+                            dst=dst,
+                            src=slab.shifted(count, 0, within, [size for _, size in tap.spans], tap.at),
+                            op0=Alu.MULTIPLY,
+                            operand0=weight.cut(count, (tap.number, 1)),
+                            op1=Alu.ADD,
+                            right=dst,
+                        )
+                    )
+                out = k.tile(self.fused.dtype, count, prod(sizes), buffers=2).whole
+                self._finish(out, sums.whole, columns)
+                first = (starts[0] + image, starts[1] + rows[0], *starts[2:])
+                self.tiles.store(out, self.fused.value, lanes, first, sizes)
 
 
-def windows(
-    x: View,
-    window: tuple[int, ...],
-    stride: tuple[int, ...],
-    dilation: tuple[int, ...],
-    before: tuple[int, ...],
-    places: tuple[int, ...],
-) -> tuple[View, Windows]:
-    """Windows over the trailing axes of a view; negative padding crops the view."""
-    leading = x.rank - len(window)
-    cuts = [max(-margin, 0) for margin in before]
-    cut = x.cut(*((0, size) for size in x.shape[:leading]))
-    geometry = Windows(window, stride, dilation, places, (0,) * len(window), tuple(max(margin, 0) for margin in before))
-    reach = geometry.reach(places[0])
-    remaining = [size - start for size, start in zip(x.shape[leading:], cuts, strict=True)]
-    sizes = tuple(
-        max(min(size, needed - margin), 0)
-        for size, needed, margin in zip(remaining, reach, geometry.margin, strict=True)
-    )
-    spans = [(0, size) for size in x.shape[:leading]] + list(zip(cuts, sizes, strict=True))
-    return cut.cut(*spans), replace(geometry, sizes=sizes)
+def column_chunks(k: Kernel, view: View) -> Block:
+    """Load a vector as columns [128, chunks]. A DMA of one number to a lane takes as long as one of 128: rows of 128
+    numbers are loaded and transposed by the vector engine, which keeps every bit."""
+    (size,) = view.shape
+    full, rest = divmod(size, PARTITIONS)
+    columns = k.tile(DType.FLOAT32, min(size, PARTITIONS), chunks_of(size))
+    for first, rows, width in ((0, full, PARTITIONS), (full, 1, rest)):
+        for top in range(first, first + rows if width else first, _TRANSPOSED):
+            count = min(first + rows - top, _TRANSPOSED)
+            source = replace(
+                view,
+                offset=view.offset + top * PARTITIONS * view.strides[0],
+                shape=(count, width),
+                strides=(PARTITIONS * view.strides[0], view.strides[0]),
+            )
+            with k.scope():
+                loaded = k.tile(DType.FLOAT32, count, width)
+                k.copy(loaded.whole, source.far())
+                for left in range(0, width, _TRANSPOSED):
+                    lanes = min(_TRANSPOSED, width - left)
+                    dst = columns.cut((left, lanes), (top, count))
+                    k.emit(NcTranspose(engine=Engine.VECTOR, dst=dst, src=loaded.cut(count, (left, lanes))))
+    return columns
 
 
 def padded(low: Lowering, view: View, geometry: Windows, filling: float) -> tuple[View, Windows]:
-    """A padded copy in HBM. It is needed if SBUF holds only some of the rows, so that padding cannot be filled
-    there."""
-    if not geometry.fills():
-        return view, geometry
+    """A padded copy in HBM, for windows of which each position reaches into padding for some output."""
     leading = view.rank - len(geometry.window)
     reach = geometry.reach(geometry.places[0])
     copy = low.scratch(view.dtype, (*view.shape[:leading], *reach))
     fill(low.k, copy, filling)
-    spans = [(0, size) for size in view.shape[:leading]] + list(zip(geometry.margin, geometry.sizes, strict=True))
-    low.copy(copy.cut(*spans), view)
+    every = [(0, size) for size in view.shape[:leading]]
+    sizes = [
+        min(size, needed - margin) for size, needed, margin in zip(geometry.sizes, reach, geometry.margin, strict=True)
+    ]
+    read = view.cut(*every, *((0, size) for size in sizes))
+    low.copy(copy.cut(*every, *zip(geometry.margin, sizes, strict=True)), read)
     return copy, replace(geometry, sizes=reach, margin=(0,) * len(reach))
-
-
-@dataclass(frozen=True)
-class Slab:
-    """An input tile [128, chunks, position ...] in SBUF: all positions, or those that some output rows need."""
-
-    geometry: Windows
-    block: Block
-
-    def shifted(self, lanes: int, chunk: Affine | int, starts: Starts, sizes: Sequence[int], at: Starts) -> Tile:
-        """The input elements at window position `at`, for `sizes` output positions from `starts` on."""
-        geometry, (_, *reach) = self.geometry, self.block.shape
-        offset, axes = affine(chunk) * prod(reach), []
-        for axis, stride in enumerate(packed(tuple(reach))):
-            offset += starts[axis] * (geometry.stride[axis] * stride) + at[axis] * (geometry.dilation[axis] * stride)
-            axes.append(Axis(sizes[axis], geometry.stride[axis] * stride))
-        tile = self.block.whole
-        return replace(
-            tile, partitions=lanes, offset=tile.offset + offset * tile.dtype.itemsize, axes=_merged(tuple(axes))
-        )
-
-
-def load_slab(k: Kernel, geometry: Windows, view: View, rows: Span, dtype: DType, filling: float) -> Slab:
-    """Load the slab of a view [lanes, position ...] that the output rows `rows` need."""
-    size, lanes = rows[1], view.shape[0]
-    chunks = -(-lanes // 128)
-    reach = geometry.reach(size)
-    block = k.tile(dtype, min(lanes, 128), chunks, *reach, buffers=2)
-    if geometry.fills():
-        k.emit(Memset(engine=Engine.GPSIMD, dst=flat(block), value=stored_number(filling, dtype)))
-    extents = tuple(min(size, needed) for size, needed in zip(geometry.sizes, reach, strict=True))
-    spans = [(margin, extent) for margin, extent in zip(geometry.margin, extents, strict=True)]
-    first = affine(rows[0]) * geometry.stride[0]
-    if prod(extents):
-        for chunk in range(chunks):
-            count = min(lanes - chunk * 128, 128)
-            source = view.cut((chunk * 128, count), (first, extents[0]), *((0, extent) for extent in extents[1:]))
-            dst = block.cut(count, (chunk, 1), *spans)
-            k.copy(replace(dst, axes=dst.axes[1:]), source.far())
-    return Slab(geometry, block)
 
 
 def folded(geometry: Windows) -> Windows:
@@ -144,276 +360,36 @@ def folded(geometry: Windows) -> Windows:
 
 
 def load_folded(k: Kernel, geometry: Windows, view: View, rows: Span, dtype: DType) -> Slab:
-    """Load a view [lanes, position ...] once per window row, each copy to partitions of its own. Padding is filled with
-    zeros, which requires that the slab holds all output rows."""
-    lanes, window_rows = view.shape[0], geometry.window[0]
-    row_windows = folded(geometry)
-    block = k.tile(dtype, lanes * window_rows, 1, *row_windows.reach(rows[1]), buffers=2)
-    if geometry.fills():
-        k.emit(Memset(engine=Engine.GPSIMD, dst=flat(block), value=0.0))
-    reach = zip(row_windows.margin, row_windows.sizes, block.shape[1:], strict=True)
-    columns = [(margin, min(size, extent)) for margin, size, extent in reach][1:]
-    for row in range(window_rows):
-        origin = row * geometry.dilation[0] - geometry.margin[0]  # input row of this window row at output row 0
-        low, high = 0, rows[1]
-        if geometry.fills():
-            low = max(-(origin // geometry.stride[0]), 0)
-            high = min((geometry.sizes[0] - 1 - origin) // geometry.stride[0] + 1, high)
-        if high > low:
-            first = (affine(rows[0]) + low) * geometry.stride[0] + origin
-            source = view.cut((0, lanes), (first, high - low), *((0, size) for _, size in columns))
-            strides = (source.strides[0], source.strides[1] * geometry.stride[0], *source.strides[2:])
-            dst = block.cut((row * lanes, lanes), (0, 1), (low, high - low), *columns)
-            k.copy(replace(dst, axes=dst.axes[1:]), replace(source, strides=strides).far())
-    return Slab(row_windows, block)
+    """Load a view [lanes, images, position ...] once per window row, each copy to partitions of its own. Output rows
+    for which a window row is padding are filled with zeros."""
+    (lanes, images), window_rows = view.shape[:2], geometry.window[0]
+    own = replace(folded(geometry), places=(rows[1], *geometry.places[1:]), sizes=(rows[1], *geometry.sizes[1:]))
+    block = k.tile(dtype, lanes * window_rows, 1, images, *own.sizes, buffers=2)
+    inside = [geometry.inside(0, row, rows) for row in range(window_rows)]
+    low, high = max(first for first, _ in inside), min(first + count for first, count in inside)
+    for start, stop in ((0, min(low, rows[1])), (max(high, low), rows[1])):
+        if stop > start:
+            border = block.cut(block.partitions, (0, 1), (0, images), (start, stop - start))
+            k.emit(Memset(engine=Engine.VECTOR, dst=replace(border, axes=merged_axes(border.axes)), value=0.0))
+    for row, (first, count) in enumerate(inside):
+        if count <= 0 or not prod(own.sizes[1:]):
+            continue
+        top = (affine(rows[0]) + first) * geometry.stride[0] + row * geometry.dilation[0] + -geometry.margin[0]
+        source = view.cut((0, lanes), (0, images), (top, count))
+        source = replace(
+            source, strides=(*source.strides[:2], source.strides[2] * geometry.stride[0], *source.strides[3:])
+        )
+        dst = block.cut((row * lanes, lanes), (0, 1), (0, images), (first, count))
+        for image, piece in _by_axes(k, source):
+            moved = dst.offset + image * (prod(own.sizes) * dtype.itemsize)
+            k.copy(replace(dst, offset=moved, axes=dst.axes[1 + source.rank - piece.rank :]), piece.far())
+    return Slab(own, block)
 
 
-def flat(block: Block) -> Tile:
-    return replace(block, shape=(prod(block.shape),)).whole
-
-
-def blocks(k: Kernel, shape: Sequence[int], most: int) -> Iterator[tuple[Starts, tuple[int, ...]]]:
-    """Blocks of at most `most` consecutive positions of a shape: their starts and sizes."""
-    if len(shape) == 1:
-        for start, size in k.spans(shape[0], most):
-            yield (start,), (size,)
+def _by_axes(k: Kernel, view: View) -> Iterator[tuple[Affine, View]]:
+    """A view [lanes, images, ...] as one access pattern, or image by image if it has too many axes."""
+    if view.rank <= MOST_AXES:
+        yield Affine(), view
         return
-    inner = prod(shape[1:])
-    if inner > most:
-        with k.loop(shape[0]) as index:
-            for starts, sizes in blocks(k, shape[1:], most):
-                yield (index, *starts), (1, *sizes)
-        return
-    for start, size in k.spans(shape[0], max(most // max(inner, 1), 1)):
-        yield (start, *(Affine() for _ in shape[1:])), (size, *shape[1:])
-
-
-def each_place(k: Kernel, window: Sequence[int]) -> Iterator[tuple[Affine, Starts]]:
-    """Loops over a window's positions; yields the linear index and the offset on each axis."""
-    if not window:
-        yield Affine(), ()
-        return
-    with k.loop(window[0]) as index:
-        for number, inner in each_place(k, window[1:]):
-            yield index * prod(window[1:]) + number, (index, *inner)
-
-
-def linear(starts: Starts, shape: Sequence[int]) -> Affine:
-    """The linear index of a position in a shape."""
-    index = Affine()
-    for start, stride in zip(starts, packed(tuple(shape)), strict=True):
-        index += start * stride
-    return index
-
-
-def _merged(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    nontrivial = tuple(axis for axis in axes if axis.size != 1)
-    return nontrivial or axes[-1:]
-
-
-_BANK: Final = 512
-
-
-@lowers(Convolution)
-def _convolution(low: Lowering, node: Node, op: Convolution) -> None:
-    x, weight = map(low.view, node.operands[:2])
-    bias = low.view(node.operands[2]) if len(node.operands) > 2 else None
-    places = node.result.type.shape[2:]
-    epilogue = low.epilogue(node.result, prod(places))
-    if not node.result.type.elements:
-        return
-    view, geometry = windows(x, weight.shape[2:], op.stride, op.dilation, op.before, places)
-    depthwise = op.groups == x.shape[1] == weight.shape[0]
-    lanes = x.shape[1] if depthwise else weight.shape[1]
-    fold = not depthwise and 1 < geometry.window[0] * lanes <= PARTITIONS and geometry.window[0] > 1
-    needed = folded(geometry) if fold else geometry
-    rows = slab_rows(
-        low.k.free_bytes(Memory.SBUF) // 2, needed, chunks_of(lanes) * (4 if depthwise else x.dtype.itemsize) * 2
-    )
-    if rows < places[0]:
-        view, geometry = padded(low, view, geometry, 0.0)
-    out = node.result.type.dtype.on_device
-    work = _Convolution(low.k, view, geometry, weight, bias, op.groups, fold, rows, epilogue, out)
-    if depthwise:
-        work.write_depthwise()
-    else:
-        work.write(low)
-
-
-def slab_rows(budget: int, geometry: Windows, by_place: int) -> int:
-    """The number of output rows whose inputs fit the budget; at least one."""
-    rows = geometry.places[0]
-    while rows > 1 and prod(geometry.reach(rows)) * by_place > budget:
-        rows = rows // 2
-    return rows
-
-
-@dataclass(frozen=True)
-class _Convolution:
-    """One convolution with its tile sizes."""
-
-    k: Kernel
-    x: View  # [batch, channels, position ...]
-    geometry: Windows
-    weight: View  # [outputs, channels of a group, window ...]
-    bias: View | None
-    groups: int
-    fold: bool  # the window's rows are on partitions beside the channels
-    rows: int  # output rows whose inputs are in SBUF at a time
-    epilogue: Epilogue
-    out: DType
-
-    def write(self, low: Lowering) -> None:
-        """Emit the convolution. Weights that fit SBUF are loaded once for the whole batch."""
-        k, (outputs, channels, *window) = self.k, self.weight.shape
-        group_outputs = outputs // self.groups
-        # Weights as [channels, window rows, window columns, outputs]: the contraction axis comes first.
-        ordered = self.weight.transposed((*range(1, self.weight.rank), 0))
-        shape = (channels, window[0], prod(window[1:]), outputs)
-        matrices = ordered.reshaped(shape) or low.packed(ordered).reshaped(shape)
-        assert matrices is not None  # packed windows are two axes
-        lanes, places = (channels * window[0], prod(window[1:])) if self.fold else (channels, prod(window))
-        with k.loop(self.groups) as group, k.scope():
-            group_weights = matrices.cut(
-                (0, channels), (0, window[0]), (0, shape[2]), (group * group_outputs, group_outputs)
-            )
-            budget, by_output = k.free_bytes(Memory.SBUF) // 4, chunks_of(lanes) * places * group_weights.dtype.itemsize
-            resident = self._weights(group_weights, 1) if by_output * group_outputs <= budget else None
-            step = PARTITIONS if resident else max(min(budget // (2 * by_output), PARTITIONS), 1)
-            with k.loop(self.x.shape[0]) as image:
-                source = self.x.pick(0, image).cut((group * channels, channels))
-                for rows in k.spans(self.geometry.places[0], self.rows):
-                    with k.scope():
-                        slab = self._slab(source, rows)
-                        first = image * outputs + group * group_outputs
-                        for output in k.spans(group_outputs, step):
-                            with k.scope():
-                                self._write_outputs(
-                                    slab, group_weights, resident, rows, output, first, group * group_outputs
-                                )
-
-    def _slab(self, source: View, rows: Span) -> Slab:
-        if self.fold:
-            return load_folded(self.k, self.geometry, source, rows, self.x.dtype)
-        return load_slab(self.k, self.geometry, source, rows, self.x.dtype, 0.0)
-
-    def _weights(self, matrices: View, buffers: int) -> Block:
-        """Load weights [channels, window rows, window columns, outputs] as [128, chunks, positions, outputs]."""
-        k, (channels, rows, places, outputs) = self.k, matrices.shape
-        if self.fold:
-            block = k.tile(matrices.dtype, channels * rows, 1, places, outputs, buffers=buffers)
-            for row in range(rows):
-                dst = block.cut((row * channels, channels), (0, 1))
-                k.copy(replace(dst, axes=dst.axes[1:]), matrices.pick(1, row).far())
-            return block
-        block = k.tile(matrices.dtype, PARTITIONS, max(chunks_of(channels), 1), rows * places, outputs, buffers=buffers)
-        for chunk, depth in each_chunk(k, channels):
-            dst = replace(block, shape=(block.shape[0], rows, places, outputs)).cut(depth, (chunk, 1))
-            k.copy(replace(dst, axes=dst.axes[1:]), matrices.cut((chunk * PARTITIONS, depth)).far())
-        return block
-
-    def _write_outputs(
-        self,
-        slab: Slab,
-        matrices: View,
-        resident: Block | None,
-        rows: Span,
-        output: Span,
-        first_row: Affine,
-        group_start: Affine,
-    ) -> None:
-        k, (start, count) = self.k, output
-        bias = self._column(self.bias, start + group_start, count)
-        if resident is None:
-            block = self._weights(matrices.cut(*((0, size) for size in matrices.shape[:3]), output), 2)
-        else:
-            block = resident
-        columns: Span = (start, count) if resident is not None else (0, count)
-        shape = (rows[1], *self.geometry.places[1:])
-        for starts, sizes in blocks(k, shape, self._tile_positions()):
-            with k.scope():
-                out_tile = k.tile(self.out, count, prod(sizes), buffers=2)
-                for bank_starts, bank_sizes in blocks(k, sizes, _BANK):
-                    with k.scope():
-                        sums = k.psum(count, prod(bank_sizes)).whole
-                        positions = tuple(outer + inner for outer, inner in zip(starts, bank_starts, strict=True))
-                        self._multiply(sums, slab, block, columns, positions, bank_sizes)
-                        dst = out_tile.cut(count, (linear(bank_starts, sizes), prod(bank_sizes)))
-                        self._add_bias(dst, sums, bias)
-                position = linear((starts[0] + rows[0], *starts[1:]), self.geometry.places)
-                self.epilogue.store(out_tile.whole, (start + first_row, count), (position, prod(sizes)))
-
-    def _tile_positions(self) -> int:
-        """Output positions in one tile: the longest run for which the epilogue fits SBUF."""
-        by_place = 2 * self.out.itemsize + epilogue_bytes(self.epilogue)
-        return max(min(self.k.free_bytes(Memory.SBUF) * 3 // 4 // by_place, WIDEST), 1)
-
-    def _column(self, view: View | None, start: Affine, count: int) -> Tile | float:
-        if view is None:
-            return 0.0
-        column = self.k.tile(DType.FLOAT32, count, 1, buffers=2).whole
-        self.k.copy(column, view.cut((start, count)).far())
-        return column
-
-    def _multiply(
-        self, sums: Tile, slab: Slab, weights: Block, output: Span, starts: Starts, sizes: tuple[int, ...]
-    ) -> None:
-        k, lanes = self.k, self.weight.shape[1] * (self.geometry.window[0] if self.fold else 1)
-        places = prod(slab.geometry.window)
-        if not lanes:
-            k.emit(Memset(engine=Engine.VECTOR, dst=sums, value=0.0))
-        for chunk, depth in each_chunk(k, lanes):
-            for position, at in each_place(k, slab.geometry.window):
-                k.emit(
-                    Matmul(
-                        engine=Engine.TENSOR,
-                        dst=sums,
-                        stationary=weights.cut(depth, (chunk, 1), (position, 1), output),
-                        moving=slab.shifted(depth, chunk, starts, sizes, at),
-                        accumulate=chunk * places + position,
-                    )
-                )
-
-    def _add_bias(self, dst: Tile, sums: Tile, bias: Tile | float) -> None:
-        function = Function.COPY
-        self.k.emit(Activation(engine=Engine.SCALAR, dst=dst, src=sums, function=function, bias=bias))
-
-    # Depthwise
-
-    def write_depthwise(self) -> None:
-        k, channels, places = self.k, self.weight.shape[0], prod(self.geometry.window)
-        with k.loop(self.x.shape[0]) as image:
-            for first, count in k.spans(channels, PARTITIONS):
-                with k.scope():
-                    weight = k.tile(DType.FLOAT32, count, places, buffers=2)
-                    by_channel = self.weight.pick(1, 0).cut((first, count))
-                    k.copy(replace(weight, shape=self.geometry.window).whole, by_channel.far())
-                    bias = self._column(self.bias, first, count)
-                    source = self.x.pick(0, image).cut((first, count))
-                    for rows in k.spans(self.geometry.places[0], self.rows):
-                        with k.scope():
-                            slab = load_slab(k, self.geometry, source, rows, DType.FLOAT32, 0.0)
-                            self._fold(slab, weight, bias, rows, (image * channels + first, count))
-
-    def _fold(self, slab: Slab, weight: Block, bias: Tile | float, rows: Span, lanes: Span) -> None:
-        k, count = self.k, lanes[1]
-        for starts, sizes in blocks(k, (rows[1], *self.geometry.places[1:]), self._tile_positions() // 2):
-            with k.scope():
-                sums = k.tile(DType.FLOAT32, count, prod(sizes), buffers=2).whole
-                k.emit(Memset(engine=Engine.VECTOR, dst=sums, value=0.0))
-                for number, at in each_place(k, self.geometry.window):
-                    k.emit(
-                        ScalarTensorTensor(
-                            engine=Engine.VECTOR,
-                            dst=sums,
-                            src=slab.shifted(count, 0, starts, sizes, at),
-                            op0=Alu.MULTIPLY,
-                            operand0=weight.cut(count, (number, 1)),
-                            op1=Alu.ADD,
-                            right=sums,
-                        )
-                    )
-                out_tile = k.tile(self.out, count, prod(sizes), buffers=2).whole
-                self._add_bias(out_tile, sums, bias)
-                position = linear((starts[0] + rows[0], *starts[1:]), self.geometry.places)
-                self.epilogue.store(out_tile, lanes, (position, prod(sizes)))
+    with k.loop(view.shape[1]) as image:
+        yield image, view.pick(1, image)

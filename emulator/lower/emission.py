@@ -119,7 +119,12 @@ class _Emission:
         """A double buffer in scratch for a loop-carried value: an iteration reads one half and writes the other, so
         that nothing is copied between iterations."""
         source = self._places.views[entry]
-        halves = self._places.scratch(entry.type.dtype, entry.type.shape, count=2)
+        # In the order of the source's axes, which its readers may rely on.
+        order = sorted(range(source.rank), key=lambda axis: (-source.strides[axis], axis))
+        shape = tuple(entry.type.shape[axis] for axis in order)
+        halves = self._places.scratch(entry.type.dtype, shape, count=2)
+        halves = halves.transposed(tuple(order.index(axis) for axis in range(source.rank)))
+        self._low.stored_like(halves, source)
         self._low.copy(halves, source)
         return halves
 

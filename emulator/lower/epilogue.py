@@ -16,12 +16,14 @@ from nxpipe.emulator.isa.collective import CollectiveAllReduce
 from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Axis, Tile
 from nxpipe.emulator.isa.scalar import Activation, Function
-from nxpipe.emulator.lower.elementwise import apply, temporaries
+from nxpipe.emulator.lower.elementwise import LOOKED_UP, apply, temporaries
 from nxpipe.emulator.lower.grouping import ChainNode, EpilogueFusion, HbmOperand
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import AllReduce, Cast
 
+_FUNCTIONS: Final = {**LOOKED_UP, "relu": Function.RELU}
+SCALE, FUNCTION, ROUNDING = 0, 2, 3  # steps of one instruction, in order
 NOWHERE: Final[Mapping[Value, Tile]] = MappingProxyType({})
 _WIDEST_RESIDENT: Final = 16384  # bytes of the longest row that stays in SBUF for all tiles
 
@@ -34,6 +36,7 @@ class ElementwiseChain:
     sources: tuple[View, ...]
     homes: tuple[tuple[Value, View], ...]
     resident: Mapping[HbmOperand, Block] = field(default_factory=dict)  # rows in SBUF that are broadcast to all tiles
+    by_channel: bool = False  # tiles of [channels, batch, positions]
     casting: Engine = Engine.VECTOR  # of casts between float types
     kept: frozenset[Value] = frozenset()  # values that the kernel itself reads
 
@@ -205,11 +208,12 @@ def chain_of(
     """The chain of a fusion; `homes` are the locations of stored values, reshaped to the shape of the tiles.
     `kernel_readers` are nodes of the kernel that read its tiles."""
     kept = {fusion.known[value] for node in kernel_readers for value in node.operands if value in fusion.known}
-    views = [(value, home.reshaped(fusion.shape)) for value, home in homes]
+    views = [(value, fusion.arranged(home)) for value, home in homes]
     return ElementwiseChain(
         tuple(fusion.links),
         tuple(fusion.sources),
         tuple((value, view) for value, view in views if view is not None),
+        by_channel=fusion.by_channel,
         kept=frozenset(kept),
     )
 
@@ -223,3 +227,84 @@ def broadcast_rows(k: Kernel, sources: Sequence[View]) -> dict[HbmOperand, Block
             resident[HbmOperand(number)] = k.tile(view.dtype, PARTITIONS, width)
             k.copy(resident[HbmOperand(number)].whole, view.cut((0, PARTITIONS)).far())
     return resident
+
+
+@dataclass(frozen=True)
+class RowAffine:
+    """The first nodes of an epilogue, as one instruction of the scalar engine: `function(sums * scale + shift)` with a
+    scale and a shift for each row, as batch norms have them. All results but the last are in float32, so that one
+    rounding remains."""
+
+    value: Value  # what the instruction computes
+    epilogue: Epilogue  # the nodes that remain
+    scale: View | None = None
+    shift: View | None = None
+    function: Function = Function.COPY
+
+    @property
+    def dtype(self) -> DType:
+        return self.value.type.dtype.on_device
+
+    @classmethod
+    def of(cls, epilogue: Epilogue, stage: int) -> "RowAffine":
+        """Take nodes from the epilogue as long as the instruction can compute them, from `stage` on: the SCALE, a
+        shift, the FUNCTION, the ROUNDING. Behind a bias of its own, only a function is left."""
+        found = cls(epilogue.result, epilogue)
+        while (step := found._next()) is not None:
+            link, other = step
+            column = found._column(other)
+            name = link.node.op.label
+            if stage <= SCALE and name == "multiply" and column is not None:
+                stage, found = SCALE + 1, replace(found, scale=column)
+            elif stage < FUNCTION and name == "add" and column is not None:
+                stage, found = FUNCTION, replace(found, shift=column)
+            elif stage <= FUNCTION and name in _FUNCTIONS and other is None:
+                stage, found = ROUNDING, replace(found, function=_FUNCTIONS[name])
+            elif stage <= ROUNDING and isinstance(link.node.op, Cast) and link.node.result.type.dtype.is_float:
+                stage = ROUNDING + 1
+            else:
+                break
+            found = replace(found, value=link.node.result, epilogue=found._without(link))
+        return found
+
+    def _next(self) -> tuple[ChainNode, Value | HbmOperand | float | None] | None:
+        """The only node that reads the value, with its other operand; None if the value must be a tile itself."""
+        chain = self.epilogue.chain
+        readers = [link for link in chain.links if self.value in link.operands]
+        stored = any(value == self.value for value, _ in chain.homes)
+        if len(readers) != 1 or stored or self.value.type.dtype is not DType.FLOAT32 or readers[0] != chain.links[0]:
+            return None
+        others = [operand for operand in readers[0].operands if operand != self.value]
+        if len(others) != len(readers[0].operands) - 1 or len(others) > 1:
+            return None
+        return readers[0], others[0] if others else None
+
+    def _column(self, operand: Value | HbmOperand | float | None) -> View | None:
+        """A number for each row; None for any other operand."""
+        if not isinstance(operand, HbmOperand):
+            return None
+        view = self.epilogue.chain.sources[operand.number]
+        inner = zip(view.shape[1:], view.strides[1:], strict=True)
+        if view.dtype is not DType.FLOAT32 or any(stride for size, stride in inner if size > 1):
+            return None
+        return replace(view, shape=view.shape[:1], strides=view.strides[:1])
+
+    def _without(self, link: ChainNode) -> Epilogue:
+        """The epilogue without its first node, and without operands that no other node reads."""
+        chain = self.epilogue.chain
+        links = [other for other in chain.links if other is not link]
+        used = sorted(
+            {operand.number for other in links for operand in other.operands if isinstance(operand, HbmOperand)}
+        )
+        numbers = {HbmOperand(old): HbmOperand(new) for new, old in enumerate(used)}
+        renumbered = [
+            replace(
+                other,
+                operands=tuple(
+                    numbers[operand] if isinstance(operand, HbmOperand) else operand for operand in other.operands
+                ),
+            )
+            for other in links
+        ]
+        sources = tuple(chain.sources[number] for number in used)
+        return replace(self.epilogue, chain=replace(chain, links=tuple(renumbered), sources=sources))

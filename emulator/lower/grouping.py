@@ -20,6 +20,7 @@ from math import prod
 from typing import Final
 
 from nxpipe.emulator.ir.nodes import Node, Value
+from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.isa.operands import Memory
 from nxpipe.emulator.lower.dataflow import UPDATES, ValueReaders
 from nxpipe.emulator.lower.elementwise import is_applicable, is_exact
@@ -53,7 +54,8 @@ class ChainNode:
 class EpilogueFusion:
     """Nodes that can be applied to a kernel's results tile by tile, before the tiles leave SBUF.
 
-    `shape` is the shape of the whole result whose tiles the kernel computes. A node can join if each operand is a
+    `shape` is the shape of the whole result whose tiles the kernel computes; `swaps`: with the first two axes of the
+    node's result swapped. A node can join if each operand is a
     result of the kernel, a number, a deferred node that can join too, or a view in HBM that strides can express in this
     shape. `all_reduces` decides for an all-reduce. The search is greedy in graph order. Invariant: every value in
     `known` can be computed from tiles in SBUF and views in HBM; each added node keeps it, so that the search may stop
@@ -68,6 +70,17 @@ class EpilogueFusion:
     links: list[ChainNode] = field(default_factory=list)
     sources: list[View] = field(default_factory=list)
     known: dict[Value, Value] = field(default_factory=dict)  # value: the value whose tile holds it
+    swaps: bool = False
+    by_channel: bool = False  # the shape is [channels, batch, positions]
+
+    def arranged(self, view: View) -> View | None:
+        """A view of a result's elements in the shape of the whole result; None if strides cannot express it."""
+        if not self.swaps:
+            return view.reshaped(self.shape)
+        return view.transposed((1, 0, *range(2, view.rank))).reshaped(self.shape) if self._is_swapped(view) else None
+
+    def _is_swapped(self, tensor: View | TensorType) -> bool:
+        return tensor.shape[1::-1] == self.shape[:2]
 
     def start(self, node: Node) -> bool:
         """Add the first node; False if it cannot be lowered in this shape."""
@@ -112,8 +125,12 @@ class EpilogueFusion:
         if isinstance(node.op, AllReduce):
             can_join = self._all_reduces_tile(node)
         else:
-            can_join = is_applicable(node) and node.result.type.elements == prod(self.shape)
+            can_join = is_applicable(node) and self._has_shape(node.result)
         return can_join and self._link(node)
+
+    def _has_shape(self, value: Value) -> bool:
+        same_size = value.type.elements == prod(self.shape)
+        return same_size and (not self.swaps or self._is_swapped(value.type))
 
     def _is_view(self, node: Node) -> bool:
         """True if the result has the operand's elements: a reshape, or an exact cast, which engines and DMA do as they
@@ -153,7 +170,7 @@ class EpilogueFusion:
         if number is not None:
             return number
         view = self.places.views.get(operand)
-        flat = view.broadcast(node.result.type.shape).reshaped(self.shape) if view else None
+        flat = self.arranged(view.broadcast(node.result.type.shape)) if view else None
         if flat is None:
             return None
         if flat not in sources:
@@ -258,13 +275,27 @@ class KernelGrouping:
         fusion.follow(result)
         return fusion
 
+    def channel_epilogue(self, result: Value) -> EpilogueFusion:
+        """The epilogue of a node whose result [batch, channels, position ...] is computed channel by channel, as
+        [channels, batch, positions]."""
+        fusion = self._by_channel(result)
+        fusion.follow(result)
+        return fusion
+
+    def _by_channel(self, result: Value) -> EpilogueFusion:
+        batch, channels, *places = result.type.shape
+        fusion = self._fusion((channels, batch, prod(places)))
+        fusion.by_channel = True
+        fusion.swaps = batch > 1
+        return fusion
+
     def no_epilogue(self, result: Value, width: int) -> EpilogueFusion:
         """An empty epilogue for results that are matrices with rows of `width` elements."""
         return self._fusion((result.type.elements // width if width else 0, width))
 
-    def elementwise(self, node: Node) -> EpilogueFusion | None:
+    def elementwise(self, node: Node, by_channel: bool = False) -> EpilogueFusion | None:
         """An elementwise node with its epilogue; None if it cannot be lowered."""
-        fusion = self._fusion(node.result.type.shape)
+        fusion = self._by_channel(node.result) if by_channel else self._fusion(node.result.type.shape)
         if not fusion.start(node):
             return None
         fusion.follow(node.result)

@@ -66,6 +66,7 @@ class Lowering:
         self.places = Placement(placed)
         self._liveness = placed.liveness
         self.groups = KernelGrouping(placed, self.places, self.k)
+        self._channels: set[int] = set()  # buffers of tensors [batch, channels, ...], written channel by channel
         self._early: set[int] = set()  # scratch written before the first loop around its readers
         self._once: dict[object, list[View]] = {}
         self._by_row: dict[int, int] = {}  # buffers whose rows are written one per partition, and their width
@@ -170,6 +171,11 @@ class Lowering:
         """Fuse and return the epilogue of a node whose result is computed as a matrix with rows of `width` elements."""
         return self.fuse_epilogue(self.groups.epilogue(result, width), result)
 
+    def channel_epilogue(self, result: Value) -> Epilogue:
+        """Fuse and return the epilogue of a node whose result is computed channel by channel. The result is stored in
+        that order, unless it has a location already."""
+        return Epilogue(self.k, result, self._commit(self.groups.channel_epilogue(result)))
+
     def fuse_epilogue(self, fusion: EpilogueFusion, result: Value, kernel_readers: Sequence[Node] = ()) -> Epilogue:
         """Commit to an epilogue. `kernel_readers` are nodes of this kernel that read its tiles from SBUF."""
         chain = self._commit(fusion, kernel_readers)
@@ -177,10 +183,23 @@ class Lowering:
 
     def chain(self, node: Node) -> ElementwiseChain:
         """Fuse and return the chain of an elementwise node with its epilogue."""
-        fusion = self.groups.elementwise(node)
+        fusion = self.groups.elementwise(node, any(map(self.by_channel, self._of_its_shape(node))))
         if fusion is None:
             raise NotLowered.at(node)
         return self._commit(fusion)
+
+    def stored_like(self, view: View, other: View) -> None:
+        """Note that a view will be written as another one is."""
+        if other.buffer in self._channels:
+            self._channels.add(view.buffer)
+
+    def by_channel(self, value: Value) -> bool:
+        """True if a kernel has written a tensor [batch, channels, position ...] channel by channel."""
+        view = self.places.views.get(value)
+        return value.type.rank > 2 and view is not None and view.buffer in self._channels
+
+    def _of_its_shape(self, node: Node) -> list[Value]:
+        return [operand for operand in node.operands if operand.type.shape == node.result.type.shape]
 
     def row_axes(self, chain: ElementwiseChain) -> tuple[int, ...] | None:
         """The axes of a chain's views along which partitions differ, if it reads rows that a kernel has written one per
@@ -211,25 +230,36 @@ class Lowering:
         done, stored = fusion.finished(kernel_readers)
         self.groups.fuse(done)
         fusion.sources = [self._with_contiguous_runs(view) for view in fusion.sources]
-        return chain_of(fusion, [(value, self._home_in(value, fusion.shape)) for value in stored], kernel_readers)
+        return chain_of(fusion, [(value, self._home_in(value, fusion)) for value in stored], kernel_readers)
 
-    def _home_in(self, value: Value, shape: tuple[int, ...]) -> View:
-        """The location of a result that is written in tiles of a tensor of this shape."""
-        home = self._concat_home(value, shape)
-        if len(shape) == 2 and shape[-1] == value.type.shape[-1]:
-            self._by_row[home.buffer] = shape[-1]
+    def _home_in(self, value: Value, fusion: EpilogueFusion) -> View:
+        """The location of a result that is written in tiles of a tensor of the fusion's shape."""
+        home = self._concat_home(value, fusion)
+        if fusion.by_channel:
+            self._channels.add(home.buffer)
+        elif len(fusion.shape) == 2 and fusion.shape[-1] == value.type.shape[-1]:
+            self._by_row[home.buffer] = fusion.shape[-1]
         return home
 
-    def _concat_home(self, value: Value, shape: tuple[int, ...]) -> View:
+    def _concat_home(self, value: Value, fusion: EpilogueFusion) -> View:
         homes = self.places.homes
         concat = self.groups.only_reader(value)
         if concat is not None and isinstance(concat.op, Concat):
             if concat.result not in homes:
-                homes[concat.result] = self.scratch(value.type.dtype, concat.result.type.shape)
+                homes[concat.result] = self._stored(value.type.dtype, concat.result.type.shape, fusion.swaps)
             part = operand_views(homes[concat.result], concat)[concat.operands.index(value)]
-            if part.reshaped(shape) is not None:
+            if fusion.arranged(part) is not None:
                 homes[value] = part
+        if value not in homes:
+            homes[value] = self._stored(value.type.dtype, value.type.shape, fusion.swaps)
         return self.home(value)
+
+    def _stored(self, dtype: Any, shape: tuple[int, ...], swaps: bool) -> View:
+        """Scratch for a tensor, with its first two axes swapped."""
+        if not swaps:
+            return self.scratch(dtype, shape)
+        swapped = (1, 0, *range(2, len(shape)))
+        return self.scratch(dtype, tuple(shape[axis] for axis in swapped)).transposed(swapped)
 
     def _with_contiguous_runs(self, view: View) -> View:
         """The view, or a contiguous copy of it if its tiles would be loaded one element at a time; the copy is

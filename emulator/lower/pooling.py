@@ -5,31 +5,37 @@ from math import prod
 
 import numpy as np
 
-from nxpipe.emulator.ir.nodes import Node
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
+from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.gpsimd import GatherFree
 from nxpipe.emulator.isa.instruction import Alu, Engine
-from nxpipe.emulator.isa.operands import Axis, Memory, Tile
-from nxpipe.emulator.isa.vector import Memset, TensorCopy, TensorTensor
-from nxpipe.emulator.lower.convolution import (
-    WIDEST,
-    Slab,
-    Starts,
-    Windows,
-    blocks,
-    each_place,
-    linear,
-    load_slab,
-    padded,
-    slab_rows,
-    windows,
-)
-from nxpipe.emulator.lower.epilogue import Epilogue, epilogue_bytes
-from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel
+from nxpipe.emulator.isa.operands import Axis, Memory, Tile, contiguous
+from nxpipe.emulator.isa.vector import Memset, TensorCopy, TensorReduce, TensorTensor
+from nxpipe.emulator.lower.epilogue import ROUNDING, Epilogue, RowAffine
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lanes import stored_number
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.matmul.linear import as_matrix
 from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.lower.windows import (
+    PIECE,
+    ChannelTiles,
+    Slab,
+    Starts,
+    Windows,
+    blocks,
+    by_channel,
+    edge_spans,
+    flat,
+    interiors,
+    load_slab,
+    moved,
+    part,
+    slab_sizes,
+    taps,
+    windows,
+)
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Pool, Resample
 
@@ -37,26 +43,24 @@ from nxpipe.emulator.ops import Pool, Resample
 @lowers(Pool)
 def _pool(low: Lowering, node: Node, op: Pool) -> None:
     x, places = low.view(node.operands[0]), node.result.type.shape[2:]
-    epilogue = low.epilogue(node.result, prod(places))
+    fused = RowAffine.of(low.channel_epilogue(node.result), ROUNDING)
     if not node.result.type.elements:
         return
-    dtype = _reduction_type(x.dtype)
     filling = _lowest(node.operands[0].type.dtype) if op.function == "max_pool" else 0.0
-    contiguous = low.packed(x) if x.reshaped((x.shape[0] * x.shape[1], *x.shape[2:])) is None else x
-    rows = contiguous.reshaped((x.shape[0] * x.shape[1], *x.shape[2:]))
-    assert rows is not None  # contiguous axes can be merged
-    view, geometry = windows(rows, op.window, op.stride, op.dilation, op.before, places)
-    height = slab_rows(low.k.free_bytes(Memory.SBUF) // 2, geometry, 2 * dtype.itemsize)
-    if height < places[0]:
-        view, geometry = padded(low, view, geometry, filling)
-    out = node.result.type.dtype.on_device
+    view, geometry = windows(x, op.window, op.stride, op.dilation, op.before, places)
     _Pool(
-        low.k, view, geometry, Alu.MAXIMUM if op.function == "max_pool" else Alu.ADD, filling, height, epilogue, out
+        low.k,
+        by_channel(view),
+        geometry,
+        Alu.MAXIMUM if op.function == "max_pool" else Alu.ADD,
+        filling,
+        ChannelTiles(fused.epilogue, places),
+        fused.value,
     ).write()
 
 
 def _reduction_type(dtype: DType) -> DType:
-    """The type in which windows are reduced: float32 for floats, which are rounded once at the end, or 32-bit
+    """The type in which windows are added: float32 for floats, which are rounded once at the end, or 32-bit
     integers."""
     if dtype.is_float:
         return DType.FLOAT32
@@ -72,43 +76,112 @@ class _Pool:
     """One pooling with its tile sizes."""
 
     k: Kernel
-    x: View  # [batch and channels, position ...]
+    x: View  # [channels, batch, position ...]
     geometry: Windows
     op: Alu
     filling: float
-    rows: int
-    epilogue: Epilogue
-    out: DType
+    tiles: ChannelTiles
+    result: Value  # the result, or its rounding to a narrower type
+
+    @property
+    def out(self) -> DType:
+        return self.result.type.dtype.on_device
 
     def write(self) -> None:
-        k, dtype = self.k, _reduction_type(self.x.dtype)
+        k, dtype = self.k, self.x.dtype if self._is_maximum else _reduction_type(self.x.dtype)
+        images, height = slab_sizes(
+            min(k.free_bytes(Memory.SBUF) // 2, 2 * PIECE), self.geometry, self.x.shape[1], 2 * dtype.itemsize
+        )
         for lanes in k.spans(self.x.shape[0], PARTITIONS):
-            for rows in k.spans(self.geometry.places[0], self.rows):
-                with k.scope():
-                    slab = load_slab(k, self.geometry, self.x.cut(lanes), rows, dtype, self.filling)
-                    for starts, sizes in blocks(k, (rows[1], *self.geometry.places[1:]), self._tile_positions()):
-                        with k.scope():
-                            pooled = self._reduce_windows(slab, lanes[1], starts, sizes)
-                            position = linear((starts[0] + rows[0], *starts[1:]), self.geometry.places)
-                            self.epilogue.store(pooled, lanes, (position, prod(sizes)))
+            for image, count in k.spans(self.x.shape[1], images):
+                source = self.x.cut(lanes, (image, count))
+                for rows in edge_spans(k, self.geometry.places[0], height, self.geometry.interior(0)):
+                    with k.scope():
+                        slab = load_slab(k, self.geometry, source, rows, dtype)
+                        self._write_outputs(slab, lanes, image, rows)
 
-    def _tile_positions(self) -> int:
-        by_place = 2 * (self.out.itemsize + DType.FLOAT32.itemsize) + epilogue_bytes(self.epilogue)
-        return max(min(self.k.free_bytes(Memory.SBUF) * 3 // 4 // by_place, WIDEST), 1)
+    def _write_outputs(self, slab: Slab, lanes: Span, image: Affine, rows: Span) -> None:
+        k, shape = self.k, (slab.block.shape[1], *slab.geometry.places)
+        inner = interiors(slab.geometry, tuple(Affine() for _ in shape), shape)
+        widest = self.tiles.widest(k, self.out.itemsize + DType.FLOAT32.itemsize)
+        for starts, sizes in blocks(k, shape, widest, inner):
+            with k.scope():
+                if self._is_maximum and sizes == shape:
+                    pooled = self._maxima(slab, lanes[1])
+                else:
+                    pooled = self._reduce_windows(slab, lanes[1], starts, sizes)
+                first = (starts[0] + image, starts[1] + rows[0], *starts[2:])
+                self.tiles.store(pooled, self.result, lanes, first, sizes)
 
     def _reduce_windows(self, slab: Slab, count: int, starts: Starts, sizes: tuple[int, ...]) -> Tile:
         k, dtype = self.k, slab.block.dtype
-        folded = k.tile(dtype, count, prod(sizes), buffers=2).whole
-        k.emit(Memset(engine=Engine.VECTOR, dst=folded, value=stored_number(self.filling, dtype)))
+        reduced = k.tile(dtype, count, prod(sizes), buffers=2)
+        k.emit(Memset(engine=Engine.VECTOR, dst=reduced.whole, value=stored_number(self.filling, dtype)))
         engine = Engine.VECTOR if dtype.is_float else Engine.GPSIMD
-        for _, at in each_place(k, self.geometry.window):
-            right = slab.shifted(count, 0, starts, sizes, at)
-            k.emit(TensorTensor(engine=engine, dst=folded, left=folded, right=right, op=self.op))
+        for tap in taps(k, slab.geometry, starts, sizes, ()):
+            dst, within = part(reduced, sizes, tap.spans), moved(starts, tap.spans)
+            right = slab.shifted(count, 0, within, [size for _, size in tap.spans], tap.at)
+            k.emit(TensorTensor(engine=engine, dst=dst, left=dst, right=right, op=self.op))
         if self.out is dtype:
-            return folded
+            return reduced.whole
         rounded = k.tile(self.out, count, prod(sizes), buffers=2).whole
-        k.emit(TensorCopy(engine=Engine.VECTOR, dst=rounded, src=folded))
+        k.emit(TensorCopy(engine=Engine.VECTOR, dst=rounded, src=reduced.whole))
         return rounded
+
+    # Maxima, which do not depend on the order: by reductions over the windows of a whole slab
+
+    @property
+    def _is_maximum(self) -> bool:
+        return self.op is Alu.MAXIMUM and self.x.dtype.is_float
+
+    def _maxima(self, slab: Slab, count: int) -> Tile:
+        """The maxima of windows of two axes by one instruction for each image; else axis by axis, which reads fewer
+        elements for long windows, and in parts where windows reach into padding."""
+        k, geometry = self.k, slab.geometry
+        images, *sizes = slab.block.shape[1:]
+        pooled = k.tile(self.out, count, images, *geometry.places, buffers=2)
+        long = prod(geometry.window) > sizes[0] / geometry.places[0] * geometry.window[-1] + geometry.window[0]
+        if len(sizes) == 2 and not geometry.fills() and not long:
+            rows, columns = (
+                (Axis(geometry.places[axis], geometry.stride[axis] * step), Axis(geometry.window[axis], step * spacing))
+                for axis, (step, spacing) in enumerate(zip((sizes[1], 1), geometry.dilation, strict=True))
+            )
+            source = replace(slab.block.whole, partitions=count, axes=(rows[0], columns[0], rows[1], columns[1]))
+            with k.loop(images) as image:
+                offset = source.offset + image * (prod(sizes) * source.dtype.itemsize)
+                dst = replace(pooled.cut(count, (image, 1)), axes=contiguous(*geometry.places))
+                src = replace(source, offset=offset)
+                k.emit(TensorReduce(engine=Engine.VECTOR, dst=dst, src=src, op=self.op, axes=2))
+            return flat(pooled)
+        current = replace(slab.block, partitions=count, shape=(images, *sizes))
+        with k.scope():
+            for axis in reversed(range(len(sizes))):
+                shape = (*current.shape[: axis + 1], geometry.places[axis], *current.shape[axis + 2 :])
+                target = k.tile(slab.block.dtype, count, *shape) if axis else pooled
+                self._reduce_axis(geometry, axis, current, target)
+                current = target
+        return flat(pooled)
+
+    def _reduce_axis(self, geometry: Windows, axis: int, source: Block, target: Block) -> None:
+        k, stride, dilation = self.k, geometry.stride[axis], geometry.dilation[axis]
+        lead, trail = prod(source.shape[: axis + 1]), prod(source.shape[axis + 2 :])
+        for first, number, low, high in geometry.runs(axis):
+            outer, position = Axis(lead, target.shape[axis + 1] * trail), Axis(number, trail)
+            dst = replace(target.whole, axes=(outer, position, Axis(trail, 1)))
+            dst = replace(dst, offset=dst.offset + first * trail * dst.dtype.itemsize)
+            if high <= low:
+                k.emit(Memset(engine=Engine.VECTOR, dst=dst, value=stored_number(self.filling, dst.dtype)))
+                continue
+            start = first * stride + low * dilation - geometry.margin[axis]
+            axes = (
+                Axis(lead, source.shape[axis + 1] * trail),
+                Axis(number, stride * trail),
+                Axis(trail, 1),
+                Axis(high - low, dilation * trail),
+            )
+            src = replace(source.whole, axes=axes)
+            src = replace(src, offset=src.offset + start * trail * src.dtype.itemsize)
+            k.emit(TensorReduce(engine=Engine.VECTOR, dst=dst, src=src, op=self.op))
 
 
 @lowers(Resample)

@@ -5,7 +5,7 @@ reduced in pieces, one after the other, into a float32 column. Integers that flo
 GpSimd, which is exact, by repeated halving.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, nan, prod
 from typing import Final
 
@@ -23,7 +23,7 @@ from nxpipe.emulator.lower.integers import WordArithmetic, is_wide
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lanes import Lanes, repeated
 from nxpipe.emulator.lower.lowering import Lowering, lowers
-from nxpipe.emulator.lower.tiles import WIDEST, each_tile, fill
+from nxpipe.emulator.lower.tiles import WIDEST, chunk_spans, each_tile, fill, over_lanes
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import ArgReduce, Cumulate, Reduce
 
@@ -109,14 +109,20 @@ def fold_of(function: str, dtype: DType) -> Fold:
 @lowers(Reduce)
 def _reduce(low: Lowering, node: Node, op: Reduce) -> None:
     x, dtype = low.view(node.operands[0]), node.operands[0].type.dtype
-    home, count = low.home(node.result), prod(x.shape[axis] for axis in op.axes)
+    count = prod(x.shape[axis] for axis in op.axes)
+    fold = fold_of(op.function, dtype)
+    whole = op.axes == tuple(range(2, x.rank)) and op.keep
+    if low.by_channel(node.operands[0]) and whole and count and not fold.is_exact and dtype.is_float:
+        _reduce_channels(low, node, fold, 1 / count if op.function == "mean" else None)
+        return
+    home = low.home(node.result)
     if not count:
         fill(low.k, home, nan if op.function == "mean" else _FOLDS[op.function][1])
         return
     if op.function in ("all", "any") and dtype is not DType.BOOL:
         x = _as_booleans(low, x)
     kept = tuple(axis for axis in range(x.rank) if axis not in op.axes)
-    finish = _Finish(low.k, fold_of(op.function, dtype), 1 / count if op.function == "mean" else None)
+    finish = _Finish(low.k, fold, 1 / count if op.function == "mean" else None)
     last = x.rank - 1
     if last in kept and x.shape[last] >= _WIDE_ENOUGH and finish.fold.crosses_partitions:
         ordered = x.transposed((*kept[:-1], *op.axes, last))
@@ -124,6 +130,52 @@ def _reduce(low: Lowering, node: Node, op: Reduce) -> None:
     else:
         source = matrix(low, x.transposed((*kept, *op.axes)), len(kept))
         _reduce_along(low, finish, source, home.packed_as((source.shape[0], 1)))
+
+
+def _reduce_channels(low: Lowering, node: Node, fold: Fold, factor: float | None) -> None:
+    """Reduce all positions of a tensor [batch, channels, position ...], with channels on partitions, several chunks of
+    128 at a time, and with an epilogue."""
+    k, x = low.k, low.view(node.operands[0])
+    batch, channels, *places = x.shape
+    by_channel = x.transposed((1, 0, *range(2, x.rank)))
+    source = by_channel.reshaped((channels, batch, prod(places))) or low.packed(by_channel).packed_as(
+        (channels, batch, prod(places))
+    )
+    chain, out = low.channel_epilogue(node.result).chain, node.result.type.dtype.on_device
+    images = max(WIDEST_ROW // prod(places), 1)
+    for image, count in k.spans(batch, images):
+        width = count * prod(places)
+        for rows in chunk_spans(k, channels, max(WIDEST_ROW // width, 1)):
+            with k.scope():
+                cut = [over_lanes(view.cut((0, channels), (image, count)), rows) for view in (source, *chain.views)]
+                lanes, chunks, *_ = cut[0].shape
+                total, result = (k.tile(dtype, lanes, chunks * count, buffers=2) for dtype in (DType.FLOAT32, out))
+                _reduce_rows_of_channels(k, fold, cut[0], total)
+                scaled = Lanes(k, lanes, chunks * count)
+                if factor is None:
+                    scaled.copy(total.whole, result.whole)
+                else:
+                    scaled.two(Alu.MULTIPLY, total.whole, factor, result.whole)
+                chain.apply_to(k, cut[1:], {node.result: result.whole})
+
+
+def _reduce_rows_of_channels(k: Kernel, fold: Fold, source: View, total: Block) -> None:
+    """Reduce [lanes, chunks, images, positions] to [lanes, chunks and images]; long rows piece by piece."""
+    lanes, chunks, images, places = source.shape
+    every = [(0, size) for size in (lanes, chunks, images)]
+    if places > WIDEST_ROW:
+        Lanes(k, lanes, chunks * images).memset(total.whole, fold.start)
+    for left, size in k.spans(places, WIDEST_ROW):
+        with k.scope():
+            tile = k.tile(source.dtype, lanes, chunks, images, size, buffers=2)
+            k.copy(tile.whole, source.cut(*every, (left, size)).far())
+            rows = replace(tile, shape=(chunks * images, size)).whole
+            if size == places:
+                k.emit(TensorReduce(engine=Engine.VECTOR, dst=total.whole, src=rows, op=fold.op))
+                continue
+            part = k.tile(DType.FLOAT32, lanes, chunks * images)
+            k.emit(TensorReduce(engine=Engine.VECTOR, dst=part.whole, src=rows, op=fold.op))
+            combine(Lanes(k, lanes, chunks * images), fold, total.whole, part.whole)
 
 
 def _as_booleans(low: Lowering, x: View) -> View:

@@ -23,7 +23,7 @@ from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
 from nxpipe.emulator.lower.lanes import Lanes, bitcast_tile, bits
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.reduce import matrix
-from nxpipe.emulator.lower.tiles import WIDEST, each_box, each_tile, fill
+from nxpipe.emulator.lower.tiles import WIDEST, channel_tiles, each_box, each_tile, fill
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import ArgSort, Binary, Cast, Unary, Where
 from nxpipe.emulator.ops.base import Operator
@@ -38,6 +38,11 @@ def _elementwise(low: Lowering, node: Node, op: Operator) -> None:
         return
     chain = low.chain(node)
     widest = low.k.free_bytes(Memory.SBUF) // chain.width // _STEP * _STEP
+    if chain.by_channel:
+        for pieces in channel_tiles(low.k, chain.views, max(min(widest, 2 * WIDEST), _STEP)):
+            with low.k.scope():
+                chain.apply_to(low.k, pieces, {})
+        return
     for pieces in each_box(low.k, chain.views, max(min(widest, WIDEST), _STEP), low.row_axes(chain)):
         with low.k.scope():
             chain.apply_to(low.k, pieces, {})

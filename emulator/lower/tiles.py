@@ -10,10 +10,11 @@ from nxpipe.emulator.isa.constraints import MOST_AXES
 from nxpipe.emulator.isa.cost import ISSUE
 from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.vector import Memset
-from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
+from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel, Span
 from nxpipe.emulator.lower.lanes import stored_number
 from nxpipe.emulator.lower.view import View
 
+_LEAST_ROW: Final = 128  # elements of a row of a line
 WIDEST: Final = 2048  # free elements of a tile: enough to make fixed costs per instruction negligible
 
 
@@ -32,9 +33,10 @@ def each_tile(k: Kernel, views: Sequence[View], widest: int = WIDEST) -> Iterato
 
 
 def _line_tiles(k: Kernel, views: Sequence[View], widest: int) -> Iterator[tuple[int, int, list[View]]]:
-    """Split a line into rows, one per partition; the remainder is a single row."""
+    """Split a line into rows, one per partition; the remainder is a single row. A short line fills few partitions, with
+    rows long enough for DMA: runs of a few bytes on all partitions would occupy all of its engines."""
     size = views[0].shape[0]
-    width = min(-(-size // PARTITIONS), widest)
+    width = min(max(-(-size // PARTITIONS), min(size, _LEAST_ROW)), widest)
     rows, remainder = divmod(size, width)
     folded = [_folded(view, Affine(), rows, width) for view in views]
     for start, count in k.spans(rows, PARTITIONS):
@@ -160,6 +162,40 @@ def _folded(view: View, start: Affine, rows: int, width: int) -> View:
 
 def _with_axes(view: View, rank: int) -> View:
     return replace(view, shape=(1,) * rank, strides=(0,) * rank)
+
+
+def over_lanes(view: View, rows: Span) -> View:
+    """Some rows of a view [rows, ...] as [lanes, chunks, ...]: row r is on lane r modulo 128. More than 128 rows are
+    whole chunks."""
+    part = view.cut(rows)
+    chunks = max(rows[1] // PARTITIONS, 1)
+    lanes = rows[1] // chunks
+    (_, *shape), (stride, *strides) = part.shape, part.strides
+    return replace(part, shape=(lanes, chunks, *shape), strides=(stride, stride * lanes, *strides))
+
+
+def chunk_spans(k: Kernel, rows: int, chunks: int) -> Iterator[Span]:
+    """Spans of rows: `chunks` chunks of 128 at a time, whole chunks, and the remaining rows."""
+    full = rows // PARTITIONS
+    for first, count in k.spans(full, chunks):
+        yield first * PARTITIONS, count * PARTITIONS
+    if rows % PARTITIONS:
+        yield Affine(full * PARTITIONS), rows % PARTITIONS
+
+
+def channel_tiles(k: Kernel, views: Sequence[View], widest: int) -> Iterator[list[View]]:
+    """Tile views [channels, batch, positions] as [lanes, chunks, ...], with channels on lanes."""
+    rows, width = views[0].shape[0], prod(views[0].shape[1:])
+    flat = [view.reshaped((rows, 1, width)) for view in views]
+    known = [view for view in flat if view is not None]
+    whole = known if len(known) == len(views) else views
+    for lanes in chunk_spans(k, rows, max(widest // max(width, 1), 1)):
+        parts = [over_lanes(view, lanes) for view in whole]
+        size = max(widest // parts[0].shape[1], 1)
+        every = [(0, extent) for extent in parts[0].shape[:2]]
+        with k.loop(parts[0].shape[2]) as image:
+            for columns in k.spans(parts[0].shape[3], size):
+                yield [part.cut(*every, (image, 1), columns) for part in parts]
 
 
 def fill(k: Kernel, view: View, number: float) -> None:

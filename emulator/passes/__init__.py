@@ -13,6 +13,7 @@ from nxpipe.emulator.passes.precision import autocast, legalise
 from nxpipe.emulator.passes.roll import roll
 from nxpipe.emulator.passes.shard import shard
 from nxpipe.emulator.passes.simplify import (
+    advance_parameter_arithmetic,
     canonicalise,
     eliminate_common_subexpressions,
     eliminate_dead_code,
@@ -93,6 +94,7 @@ PASSES: tuple[Pass, ...] = (
     eliminate_common_subexpressions,
     eliminate_dead_code,
     shard,
+    advance_parameter_arithmetic,
     roll,
 )
 

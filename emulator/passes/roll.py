@@ -16,6 +16,7 @@ from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.nodes import Node, Repeat, Value
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops import Unary
 from nxpipe.emulator.passes.options import PassOptions
 
 # The number of periods that are tried, in order of the nodes they could save, before a range counts as unrepeated.
@@ -157,7 +158,8 @@ def _agree(
 
 
 def _live_values(nodes: Sequence[Node], positions: Mapping[Value, int]) -> list[int]:
-    """The number of live values before each node: results of earlier nodes that it or a later node reads."""
+    """The number of live values before each node: results of earlier nodes that it or a later node reads. One more
+    before a function of the previous result: behind the border, it would be a kernel of its own."""
     last_read = {operand: position for position, node in enumerate(nodes) for operand in node.operands}
     change = np.zeros(len(nodes) + 2, np.int64)
     for value, defined in positions.items():
@@ -165,6 +167,9 @@ def _live_values(nodes: Sequence[Node], positions: Mapping[Value, int]) -> list[
             change[defined + 1] += 1
             change[last_read[value] + 1] -= 1
     live: list[int] = np.cumsum(change).tolist()
+    for position, node in enumerate(nodes):
+        if isinstance(node.op, Unary) and positions.get(node.operands[0]) == position - 1:
+            live[position] += 1
     return live
 
 

@@ -4,7 +4,7 @@
 that equal computations are equal nodes and later passes need fewer patterns.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -27,6 +27,8 @@ from nxpipe.emulator.ops import (
     Reshape,
     Slice,
     Transpose,
+    Unary,
+    Where,
 )
 from nxpipe.emulator.ops.portable import compute
 from nxpipe.emulator.passes.options import PassOptions
@@ -87,6 +89,51 @@ def fold_constants(graph: Graph, _: PassOptions) -> Graph:
 
 def _is_foldable_size(result: TensorType) -> bool:
     return result.nbytes <= (LARGEST_FOLDED_CONSTANT if result.dtype.is_float else _LARGEST_FOLDED_MASK)
+
+
+_FOLLOWED = 8  # elementwise nodes after a result
+
+
+def advance_parameter_arithmetic(graph: Graph, _: PassOptions) -> Graph:
+    """Move nodes that depend on parameters and constants only before the node with whose result an elementwise node
+    combines theirs. The scale and the shift of a batch norm, for instance, are then known when the convolution's
+    result is, so that the back end can apply them to its tiles."""
+    graph = unroll(graph)
+    known = {*graph.parameters.values(), *graph.constants}
+    readers: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        if node.operands and known.issuperset(node.operands):
+            known.add(node.result)
+        for operand in node.operands:
+            readers.setdefault(operand, []).append(node)
+    nodes = {node.result: node for node in graph.nodes}
+    ordered: dict[Value, Node] = {}
+    for node in graph.nodes:
+        combined = [] if node.result in known else _combined_with(node.result, readers)
+        for value in (*(value for value in combined if value in known), node.result):
+            _add_with_operands(value, nodes, ordered)
+    return replace(graph, nodes=tuple(ordered.values()))
+
+
+def _add_with_operands(value: Value, nodes: Mapping[Value, Node], ordered: dict[Value, Node]) -> None:
+    """Add the node of a value, after those of its operands, unless they have been added."""
+    if value in nodes and value not in ordered:
+        for operand in nodes[value].operands:
+            _add_with_operands(operand, nodes, ordered)
+        ordered[value] = nodes[value]
+
+
+def _combined_with(result: Value, readers: Mapping[Value, Sequence[Node]]) -> list[Value]:
+    """The other operands of the elementwise nodes that follow a result."""
+    pending, followed = [result], 0
+    found: list[Value] = []
+    while pending and followed < _FOLLOWED:
+        for node in readers.get(pending.pop(), ()):
+            if isinstance(node.op, Binary | Unary | Cast | Where) and node.result.type.shape == result.type.shape:
+                found += node.operands
+                pending.append(node.result)
+                followed += 1
+    return found
 
 
 # A rule receives a node before it is added. It returns an existing value that equals the result, a simpler node to add

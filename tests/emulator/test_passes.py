@@ -32,6 +32,7 @@ from nxpipe.emulator.passes import PASSES, PassOptions, check, run_passes
 from nxpipe.emulator.passes.precision import autocast
 from nxpipe.emulator.passes.simplify import (
     LARGEST_FOLDED_CONSTANT,
+    advance_parameter_arithmetic,
     canonicalise,
     eliminate_common_subexpressions,
     eliminate_dead_code,
@@ -276,6 +277,23 @@ def valid() -> Graph:
     y = builder.add(Unary("exp"), x)
     builder.output("y", builder.add(Reshape((3, 2)), y))
     return builder.build()
+
+
+def test_what_depends_on_parameters_only_precedes_the_result_that_it_is_combined_with() -> None:
+    builder = GraphBuilder()
+    x, weight, other = (
+        builder.input("x", TensorType((2, 3), F32)),
+        *(builder.parameter(name, TensorType((3,), F32)) for name in ("weight", "other")),
+    )
+    first = builder.add(Unary("sqrt"), x)
+    scale = builder.add(Unary("rsqrt"), weight)
+    scaled = builder.add(Binary("multiply"), first, scale)
+    shift = builder.add(Unary("negate"), builder.add(Binary("multiply"), scale, other))
+    builder.output("y", builder.add(Unary("relu"), builder.add(Binary("add"), scaled, shift)))
+    graph = advance_parameter_arithmetic(builder.build(), PLAIN)
+    labels = [node.op.label for node in graph.nodes]
+    assert labels == ["rsqrt", "multiply", "negate", "sqrt", "multiply", "add", "relu"]
+    check(graph, after="advancing")
 
 
 def test_the_checker_catches_a_use_before_its_definition() -> None:

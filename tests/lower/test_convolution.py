@@ -4,12 +4,20 @@ from functools import partial
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.program import Role
-from nxpipe.emulator.ops import Convolution, Pool, Resample
-from tests.lower.harness import Given, floats, of, require_equal, wholes
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.program import Role, instructions
+from nxpipe.emulator.isa.scalar import Activation
+from nxpipe.emulator.isa.tensor import Matmul, NcTranspose
+from nxpipe.emulator.isa.vector import Memset
+from nxpipe.emulator.lower import lower
+from nxpipe.emulator.ops import Binary, Cast, Convolution, Pool, Reduce, Resample, Unary
+from tests.lower.harness import Given, case, floats, of, require_equal, wholes
 from tests.lower.sweep import FLOATS, Draw, Row, sweep
 
 BF16 = DType.BFLOAT16
@@ -106,8 +114,77 @@ def test_models_convolutions_are_exact(
     x: tuple[int, ...], weight: tuple[int, ...], stride: int, margin: int, groups: int
 ) -> None:
     op = Convolution((stride,) * 2, (margin,) * 2, (margin,) * 2, (1, 1), groups, BF16)
-    given = wholes(*x, dtype=BF16, most=1), wholes(*weight, dtype=BF16, most=1, seed=1, role=Role.PARAMETER)
-    require_equal(of(op, *given, wholes(weight[0], seed=2)), cores=("v2",), orders=("hostile",))
+    numbers = wholes(*x, dtype=BF16, most=1), wholes(*weight, dtype=BF16, most=1, seed=1, role=Role.PARAMETER)
+    require_equal(of(op, *numbers, wholes(weight[0], seed=2)), cores=("v2",), orders=("hostile",))
+
+
+def _block(
+    builder: GraphBuilder, x: Value, weight: Value, scale: Value, shift: Value, stride: int, margin: int
+) -> Value:
+    op = Convolution((stride,) * 2, (margin,) * 2, (margin,) * 2, (1, 1), 1, DType.FLOAT32)
+    scaled = builder.add(Binary("multiply"), builder.add(op, x, weight), scale)
+    return builder.add(Unary("relu"), builder.add(Binary("add"), scaled, shift))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    batch=st.integers(1, 3),
+    channels=st.sampled_from([1, 3, 64, 130]),
+    outputs=st.sampled_from([5, 64, 128, 200, 256]),
+    size=st.integers(3, 12),
+    window=st.sampled_from([1, 3]),
+    stride=st.integers(1, 2),
+)
+def test_a_residual_block_with_batch_norms_is_what_fast_makes_of_it(
+    batch: int, channels: int, outputs: int, size: int, window: int, stride: int
+) -> None:
+    """Scales, shifts, functions and roundings on the way out of PSUM, a sum with an earlier feature map, the largest of
+    windows and the mean of channels, for several images."""
+    margin = window // 2
+
+    def build(builder: GraphBuilder, x: Value, *values: Value) -> dict[str, Value]:
+        first, second, scale, shift = values
+        narrow = builder.add(Cast(BF16), _block(builder, x, first, scale, shift, stride, margin))
+        left = _block(builder, x, first, scale, shift, stride, margin)
+        total = builder.add(
+            Unary("relu"), builder.add(Binary("add"), _block(builder, narrow, second, scale, shift, 1, 0), left)
+        )
+        pooled = builder.add(Pool("max_pool", (3, 3), (2, 2), (1, 1), (1, 1), (1, 1)), total)
+        largest = builder.add(Reduce("max", (2, 3), True), total)
+        return {"total": total, "pooled": pooled, "largest": builder.add(Cast(BF16), largest)}
+
+    numbers = [
+        wholes(batch, channels, size, size, dtype=BF16, most=1),
+        wholes(outputs, channels, window, window, dtype=BF16, most=1, seed=1, role=Role.PARAMETER),
+        wholes(outputs, outputs, 1, 1, dtype=BF16, most=1, seed=2, role=Role.PARAMETER),
+        wholes(outputs, 1, 1, most=2, seed=3, role=Role.PARAMETER),
+        wholes(outputs, 1, 1, most=2, seed=4, role=Role.PARAMETER),
+    ]
+    require_equal(case(build, *numbers), cores=("v2",), orders=("hostile",))
+
+
+def test_a_batch_norm_takes_no_instruction_of_its_own() -> None:
+    numbers = [
+        wholes(1, 8, 6, 6, dtype=BF16),
+        wholes(16, 8, 3, 3, dtype=BF16, seed=1, role=Role.PARAMETER),
+        wholes(16, 1, 1, seed=2, role=Role.PARAMETER),
+        wholes(16, 1, 1, seed=3, role=Role.PARAMETER),
+    ]
+
+    def build(builder: GraphBuilder, x: Value, weight: Value, scale: Value, shift: Value) -> Value:
+        return _block(builder, x, weight, scale, shift, 1, 1)
+
+    program = lower(case(build, *numbers).graph, "v2")
+    kinds = {type(instruction) for instruction in instructions(program.body)}
+    assert kinds <= {DmaCopy, Matmul, Activation, NcTranspose, Memset}
+
+
+def test_padding_is_neither_copied_nor_multiplied() -> None:
+    numbers = wholes(1, 64, 8, 8, dtype=BF16), wholes(64, 64, 3, 3, dtype=BF16, seed=1, role=Role.PARAMETER)
+    program = lower(of(Convolution((1, 1), (1, 1), (1, 1), (1, 1), 1, BF16), *numbers).graph, "v2")
+    columns = sum(step.moving.elements for step in instructions(program.body) if isinstance(step, Matmul))
+    assert columns == 64 + 4 * 56 + 4 * 49
+    assert not any(isinstance(step, Memset) for step in instructions(program.body))
 
 
 def test_the_largest_of_more_places_than_sbuf_holds() -> None:

@@ -97,6 +97,6 @@ def test_a_tile_that_no_partition_holds_is_refused_with_its_node(core: str) -> N
     fault = caught.value
     assert fault.memory == "each partition of SBUF"
     assert fault.need > fault.capacity <= CORES[core].sbuf_usable
-    assert str(fault).startswith("max_pool at encoder.pool model.py:7, for a tile of 2 x [1, 60000] float32, needs ")
+    assert str(fault).startswith("max_pool at encoder.pool model.py:7, for a tile of 2 x [1, 1, 60000] float32, needs ")
     assert "its operand 0 (f32[1,2,70000], 560,000 bytes); its result (f32[1,2,10001], 80,008 bytes)" in str(fault)
     assert "a smaller bucket" in str(fault)

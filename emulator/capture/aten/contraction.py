@@ -23,7 +23,7 @@ from nxpipe.emulator.capture.composites import (
 )
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.ops import Attention, Concat, Convolution, GroupedMatMul, Linear, Pool, Resample, Transpose
+from nxpipe.emulator.ops import Attention, Concat, Convolution, GroupedMatMul, Linear, Pool, Reduce, Resample, Transpose
 
 
 @imports("linear")
@@ -219,9 +219,12 @@ def avg_pool(
 
 @imports("adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "adaptive_avg_pool3d")
 def adaptive_avg_pool(site: Site, x: Value, sizes: Sizes) -> Value:
-    """Average each axis over windows of nearly equal length, by a matmul with a constant table of weights."""
-    result = x
-    for axis in range(x.type.rank - len(sizes), x.type.rank):
+    """Average each axis over windows of nearly equal length: a mean of whole axes, or a matmul with a constant table of
+    weights."""
+    axes = range(x.type.rank - len(sizes), x.type.rank)
+    whole = tuple(axis for axis in axes if site.result.shape[axis] == 1 < x.type.shape[axis])
+    result = site.emit(Reduce("mean", whole, True), x) if whole else x
+    for axis in axes:
         result = _adaptive_average(site, result, axis, site.result.shape[axis])
     return result
 
