@@ -12,7 +12,7 @@ from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.isa.instruction import Instruction
 from nxpipe.emulator.isa.legality import faults
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Step
-from nxpipe.emulator.lower.copy_forwarding import forward_copies
+from nxpipe.emulator.lower.copy_elimination import forward_copies
 from nxpipe.emulator.lower.emission import emit_kernels
 from nxpipe.emulator.lower.hbm_buffers import allocate_hbm, place_interface
 from nxpipe.emulator.lower.records import (

@@ -18,7 +18,7 @@ from nxpipe.emulator.isa.program import Loop, Role, Step, instructions
 from nxpipe.emulator.isa.vector import TensorCopy
 from nxpipe.emulator.lower import backend, lower
 from nxpipe.emulator.lower.backend import BACKEND, run_backend
-from nxpipe.emulator.lower.copy_forwarding import _Mapping
+from nxpipe.emulator.lower.copy_elimination import _Mapping
 from nxpipe.emulator.lower.kernel import Allocation
 from nxpipe.emulator.lower.loop_pipelining import _Cut
 from nxpipe.emulator.lower.records import ResidentProgram, TargetGraph
