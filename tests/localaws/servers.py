@@ -171,7 +171,7 @@ class Servers:
                 instance.control = wanted
             for path in (instance.folder / "pairs").glob("*/pairs.jsonl"):
                 if counts := _fresh(path, instance.pairs_read):
-                    self._publish(counts, document["mirror"]["rollout"])
+                    self._publish(counts, path.parent.name)  # the rollout, also after it has switched mirroring off
 
     def _addresses(self) -> dict[str, str]:
         """The address of each server, by that of its instance in the network of the fleet."""
@@ -183,7 +183,7 @@ class Servers:
         }
 
     def _publish(self, counts: PairCounts, rollout: str) -> None:
-        dimensions = {"Project": self.config.project.name, "Fleet": self.fleet.name, ROLLOUT: Path(rollout).name}
+        dimensions = {"Project": self.config.project.name, "Fleet": self.fleet.name, ROLLOUT: rollout}
         data = [
             {
                 "MetricName": name,
