@@ -117,8 +117,8 @@ def _fit_tables(console: Console, tables: tuple[Path, ...], output: Path | None)
 
     from nxpipe.pipeline.predict.constants import PREDICTED
 
-    if find_spec("scipy") is None:
-        raise MissingSoftware("scipy", "nxpipe calibrate --from", "pip install 'nxpipe[calibrate]'")
+    if find_spec("numpy") is None:
+        raise MissingSoftware("numpy", "nxpipe calibrate --from", "pip install 'nxpipe[compile]'")
     from nxpipe.pipeline.predict.fit import calibrate_from
 
     fitted = calibrate_from(tables, date=datetime.now(UTC).date().isoformat())
