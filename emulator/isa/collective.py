@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar, Final
 
-from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.hardware.instance import INSTANCES, Instance
+from nxpipe.emulator.hardware.links import link_gb_s, near_gb_s
 from nxpipe.emulator.isa.constraints import (
     InstructionContext,
     Rule,
@@ -88,10 +88,6 @@ def _exchanged(long: tuple[str, Place], short: tuple[str, Place], times: int) ->
 # Each exchange within one chip, measured (kiln, docs/neuron-notes.md): 12 all-reduces of 32 KB add 0.31 ms on trn1, and
 # 0.175 ms to a single one on trn2. Trn3 is not measured: it has Trn2's figure.
 _ON_CHIP_NS: Final = {"v2": 26_000.0, "v3": 16_000.0, "v4": 16_000.0}
-# All-reduce of 1 GB between the two cores of a chip in 18.93 ms (documented sample of nccom-test), of 272 GB/s.
-_ON_CHIP_SHARE: Final = 52.8 / 272
-_LINKS: Final = {"single": 1, "ring": 2, "torus2d_4x4": 4, "switched": 4}  # of a chip
-_GIB: Final = 1.073741824
 
 
 @dataclass(frozen=True)
@@ -113,20 +109,6 @@ def exchange(instruction: Instruction, ranks: int, instance: Instance) -> Exchan
         return Exchange(_ON_CHIP_NS[instance.core], takes)
     takes = max(takes, sent * (chips - 1) / chips / link_gb_s(instance))
     return Exchange(rounds * START_NS * (_hops(instance, chips) + min(cores - 1, 1)), takes)
-
-
-def near_gb_s(instance: Instance) -> float:
-    """Between the cores of a chip, in proportion to the rate of their DMA engines."""
-    core = CORES[instance.core]
-    return _ON_CHIP_SHARE * core.dma_engines * core.dma_engine_peak_gb_s
-
-
-def link_gb_s(instance: Instance) -> float:
-    """One link of a chip."""
-    of_chip = instance.neuronlink_per_chip
-    if of_chip is None:
-        return near_gb_s(instance)
-    return of_chip.figure * (_GIB if of_chip.unit == "GiB/s" else 1.0) / _LINKS[instance.topology]
 
 
 def _hops(instance: Instance, chips: int) -> int:

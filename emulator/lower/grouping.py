@@ -294,10 +294,11 @@ class KernelGrouping:
         return self._fusion((result.type.elements // width if width else 0, width))
 
     def elementwise(self, node: Node, by_channel: bool = False) -> EpilogueFusion | None:
-        """An elementwise node with its epilogue; None if it cannot be lowered."""
+        """An elementwise node with its epilogue; None if it cannot be lowered. Operands that have no view by channel,
+        such as a result that ranks have gathered, are read in the order of the shape."""
         fusion = self._by_channel(node.result) if by_channel else self._fusion(node.result.type.shape)
         if not fusion.start(node):
-            return None
+            return self.elementwise(node) if by_channel else None
         fusion.follow(node.result)
         return fusion
 

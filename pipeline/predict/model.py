@@ -18,8 +18,7 @@ from typing import Any, Final, Literal
 
 from nxpipe.emulator.hardware.core import CORES
 from nxpipe.emulator.hardware.instance import INSTANCES, Instance
-from nxpipe.emulator.isa.collective import link_gb_s, near_gb_s
-from nxpipe.emulator.schedule.execution import collectives_ns
+from nxpipe.emulator.hardware.links import collectives_ns, link_gb_s, near_gb_s
 from nxpipe.pipeline.models import catalogue
 from nxpipe.pipeline.predict import work as works
 from nxpipe.pipeline.predict.measurements import Configuration
