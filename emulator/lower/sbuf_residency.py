@@ -22,7 +22,7 @@ from nxpipe.emulator.errors import OutOfMemory
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, RotatingOffset
-from nxpipe.emulator.isa.constraints import MOST_AXES
+from nxpipe.emulator.isa.constraints import MOST_AXES, MOST_SIZE, STRIDES
 from nxpipe.emulator.isa.cost import moved
 from nxpipe.emulator.isa.dma import DmaCopy
 from nxpipe.emulator.isa.instruction import DMA_QUEUES, Instruction
@@ -101,6 +101,8 @@ class SbufMatrix:
             tuple(RotatingOffset((stride or 0) * size, rotation.count, rotation.of) for rotation, stride in rotations),
         )
         kept_axes = tuple(axis for axis in inner if axis) or (Axis(1, 1),)
+        if any(not STRIDES[0] <= axis.stride <= STRIDES[1] or axis.size > MOST_SIZE for axis in kept_axes):
+            return None
         return Tile(Memory.SBUF, far.dtype, partition, lanes, offset, kept_axes, self.allocation)
 
     def _step(self, stride: int) -> tuple[int, int]:

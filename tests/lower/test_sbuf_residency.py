@@ -239,3 +239,9 @@ def test_each_tensor_of_a_buffer_begins_in_the_first_lane_if_its_rows_do_not_fil
 )
 def test_a_part_that_reaches_beyond_the_rows_of_a_tensor_stays_in_hbm(far: Far) -> None:
     assert SbufMatrix(200, 10).tile(far, ()) is None
+
+
+def test_a_part_with_a_stride_that_no_access_pattern_has_stays_in_hbm() -> None:
+    """A single row has all elements on one partition; strides are 16 bits."""
+    assert SbufMatrix(1, 100_000).tile(Far(0, BF16, Affine(), (Axis(2, 40_000), Axis(7, 1))), ()) is None
+    assert SbufMatrix(1, 100_000).tile(Far(0, BF16, Affine(), (Axis(2, 30_000), Axis(7, 1))), ()) is not None
