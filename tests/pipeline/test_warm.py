@@ -19,7 +19,7 @@ from tests.pipeline.in_process import InProcess, nxpipe
 
 __all__ = ["nxpipe"]
 
-pytestmark = pytest.mark.sample(8, "warm gate")
+pytestmark = pytest.mark.sample(24, "warm gate")
 
 WARM = ("agent", "warm", "served", "--device", "--cores", "2", "--json", "-q")
 
