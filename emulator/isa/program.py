@@ -226,7 +226,7 @@ def _positions(
     """Each instruction with its enclosing loops, as ranges of instruction numbers (end excluded)."""
     for step in body:
         if isinstance(step, Loop):
-            stop = start + _length(step.body)
+            stop = start + text_length(step.body)
             yield from _positions(step.body, start, (*loops, (start, stop)))
             start = stop
         else:
@@ -234,8 +234,9 @@ def _positions(
             start += 1
 
 
-def _length(body: Sequence[Step]) -> int:
-    return sum(_length(step.body) if isinstance(step, Loop) else 1 for step in body)
+def text_length(body: Sequence[Step]) -> int:
+    """Instructions in the text of a body, each once."""
+    return sum(text_length(step.body) if isinstance(step, Loop) else 1 for step in body)
 
 
 def _buffers_of(instruction: Instruction) -> set[int]:

@@ -55,7 +55,7 @@ def simulated_ns(part: Program, counts: tuple[int, ...], allocations: Mapping[in
         if number in allocations:
             moves[number] = Affine(address - allocations[number].base)
             address += allocations[number].nbytes
-    body = tuple(_with_offsets(step, moves) for step in part.body)
+    body = tuple(with_offsets(step, moves) for step in part.body)
     for _ in counts:
         body = (Loop(1, body),)
     return latency_ns(insert_waits(replace(part, body=body))) or float("inf")
@@ -179,8 +179,8 @@ class _Cut:
             for number, one in self.shared.items()
             if self.allocations[number].buffers < 2
         }
-        first = tuple(_with_offsets(step, doubled) for step in self.first)
-        second = tuple(_with_offsets(step, doubled) for step in self.second)
+        first = tuple(with_offsets(step, doubled) for step in self.first)
+        second = tuple(with_offsets(step, doubled) for step in self.second)
         ahead = tuple(_later(step, self.depth, 1) for step in first)
         last = tuple(_later(step, self.depth, count - 1) for step in second)
         if allocations is not None:
@@ -196,7 +196,7 @@ class _Cut:
         return tuple(_renumbered(step, numbers) for step in steps)
 
 
-def _with_offsets(step: Step, offsets: Mapping[int, Affine]) -> Step:
+def with_offsets(step: Step, offsets: Mapping[int, Affine] | Mapping[int, int]) -> Step:
     """A step with offsets added to the tiles of some allocations."""
     return _changed(step, lambda tile: replace(tile, offset=tile.offset + offsets[tile.allocation]), offsets)
 

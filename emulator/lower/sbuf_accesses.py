@@ -10,7 +10,7 @@ from typing import Any
 
 from nxpipe.emulator.isa.instruction import Instruction
 from nxpipe.emulator.isa.operands import Far, Tile
-from nxpipe.emulator.isa.program import Loop, Step
+from nxpipe.emulator.isa.program import Loop, Step, text_length
 from nxpipe.emulator.lower.kernel import Allocation
 
 Span = tuple[int, int]  # the first and last position in the text
@@ -52,7 +52,7 @@ class SbufAccesses:
         for step in body:
             if isinstance(step, Loop):
                 first = len(self.steps)
-                inside = TextLoop(step.count, first, first + _length(step) - 1)
+                inside = TextLoop(step.count, first, first + text_length(step.body) - 1)
                 self._visit(step.body, (*loops, inside))
             else:
                 self.steps.append(step)
@@ -132,10 +132,6 @@ def with_tiles(step: Instruction, tiles: Mapping[str, Tile]) -> Instruction:
         place = getattr(step, field)
         changes[field] = replace(place, rows=tile) if rows and isinstance(place, Far) else tile
     return replace(step, **changes)
-
-
-def _length(loop: Loop) -> int:
-    return sum(_length(step) if isinstance(step, Loop) else 1 for step in loop.body)
 
 
 def _common(paths: Iterator[tuple[TextLoop, ...]]) -> int:

@@ -20,11 +20,11 @@ from nxpipe.emulator.hardware import CORES, CoreSpec
 from nxpipe.emulator.isa.dma import DmaCopy
 from nxpipe.emulator.isa.instruction import DMA_QUEUES, Instruction
 from nxpipe.emulator.isa.operands import Far, Memory
-from nxpipe.emulator.isa.program import Buffer, Loop, Role, Step
+from nxpipe.emulator.isa.program import Buffer, Loop, Role, Step, text_length
 from nxpipe.emulator.lower.engine_balance import balance_engines
-from nxpipe.emulator.lower.loop_pipelining import pipeline_loops
+from nxpipe.emulator.lower.loop_pipelining import pipeline_loops, with_offsets
 from nxpipe.emulator.lower.records import ResidentProgram
-from nxpipe.emulator.lower.sbuf_accesses import SbufAccesses, Span, tiles_of, with_tiles
+from nxpipe.emulator.lower.sbuf_accesses import SbufAccesses, Span
 from nxpipe.emulator.numerics import Array
 
 _UNIT: Final = 64  # bytes of SBUF: the alignment of tiles
@@ -69,7 +69,7 @@ def _placed(resident: ResidentProgram) -> ResidentProgram | None:
             return None
         addresses |= found
     moves = {number: address - allocations[number].base for number, address in addresses.items()}
-    body = tuple(_Queues(resident.buffers).steps(_moved(resident.body, moves)))
+    body = tuple(_Queues(resident.buffers).steps([with_offsets(step, moves) for step in resident.body]))
     bases = {number: replace(allocations[number], base=address) for number, address in addresses.items()}
     emitted = replace(resident.emitted, allocations={**allocations, **bases})
     return replace(resident, emitted=emitted, body=body)
@@ -190,28 +190,11 @@ def _outer_loops(body: Sequence[Step]) -> list[Span]:
     """The text of each outermost loop."""
     spans, position = [], 0
     for step in body:
-        length = _length(step)
+        length = text_length((step,))
         if isinstance(step, Loop):
             spans.append((position, position + length - 1))
         position += length
     return spans
-
-
-def _length(step: Step) -> int:
-    return sum(map(_length, step.body)) if isinstance(step, Loop) else 1
-
-
-def _moved(body: Sequence[Step], moves: Mapping[int, int]) -> Iterator[Step]:
-    for step in body:
-        if isinstance(step, Loop):
-            yield Loop(step.count, tuple(_moved(step.body, moves)))
-            continue
-        tiles = {
-            name: replace(tile, offset=tile.offset + moves[tile.allocation])
-            for name, tile, _ in tiles_of(step)
-            if moves.get(tile.allocation)
-        }
-        yield with_tiles(step, tiles) if tiles else step
 
 
 class _Queues:
@@ -224,7 +207,7 @@ class _Queues:
         self._queues = {True: DMA_QUEUES[:half], False: DMA_QUEUES[half:]}
         self._next = {True: 0, False: 0}
 
-    def steps(self, body: Iterator[Step] | Sequence[Step]) -> Iterator[Step]:
+    def steps(self, body: Sequence[Step]) -> Iterator[Step]:
         for step in body:
             if isinstance(step, Loop):
                 yield Loop(step.count, tuple(self.steps(step.body)))
