@@ -4,15 +4,13 @@ An estimate: charges for requests, bytes and storage depend on use and are left 
 listed without one.
 """
 
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import date
 from functools import cached_property
-from pathlib import Path
 from typing import Final
 
 from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.pipeline.config.prices import Prices
 from nxpipe.stacks.lint.launches import (
     BATCH,
     GROUP,
@@ -38,23 +36,6 @@ _BILLED_BY_USE_TOO: Final = (
     "AWS::ElasticLoadBalancingV2::LoadBalancer",
     "AWS::FSx::FileSystem",
 )
-
-
-@dataclass(frozen=True)
-class Prices:
-    """US dollars an hour, by region and by instance type or type of resource."""
-
-    known: Mapping[str, Mapping[str, float]]
-    date: date  # of the oldest
-
-    def of(self, region: str | None, what: str) -> float | None:
-        return self.known.get(region or "", {}).get(what)
-
-    def dearest(self, region: str | None, types: Iterable[str]) -> float | None:
-        """The highest price of several instance types; None if one of them has no known price."""
-        prices = [self.of(region, type_) for type_ in types]
-        known = [price for price in prices if price is not None]
-        return max(known) if known and len(known) == len(prices) else None
 
 
 @dataclass(frozen=True)
@@ -119,16 +100,6 @@ class Estimate:
         """Resources without a price make the estimate a lower bound, spot instances an upper bound."""
         at_most = any(line.at_most for line in self.lines)
         return {(True, False): "At least", (False, True): "At most"}.get((incomplete, at_most), "About")
-
-
-def load_prices() -> Prices:
-    lists = tomllib.loads(Path(__file__).with_name("prices.toml").read_text())
-    known: dict[str, dict[str, float]] = {}
-    for table in lists.values():
-        for region, prices in table.items():
-            if isinstance(prices, dict):
-                known.setdefault(region, {}).update(prices)
-    return Prices(known, min(table["date"] for table in lists.values()))
 
 
 def estimate(templates: Templates, prices: Prices) -> Estimate:
