@@ -69,6 +69,10 @@ COMMANDS = {
         "nxpipe.pipeline.cli.monitor:monitor",
         "Report the use, errors and cost of devices, to stdout, Prometheus or CloudWatch.",
     ),
+    "prices": (
+        "nxpipe.pipeline.cli.prices:prices",
+        "Show the prices that estimates and plans use, or ask AWS for today's.",
+    ),
     "profile": (
         "nxpipe.pipeline.cli.profile:profile",
         "Show where the predicted time of programs goes: operators, modules, engines, gaps, and what would help most.",
