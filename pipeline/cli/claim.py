@@ -12,7 +12,7 @@ from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.text import shown, style
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.plan.claims import Examination
+    from nxpipe.pipeline.plan.claims import ExaminedClaim
 
 _COLOURS = {"possible": "green", "implausible": "yellow", "impossible": "red"}
 _WIDEST = 100  # columns of text
@@ -32,13 +32,13 @@ _WIDEST = 100  # columns of text
 @click.option("--dollars-per-million", type=click.FloatRange(min=0, min_open=True), help="Dollars a million tokens.")
 @click.option("--region", default="us-east-1", show_default=True, help="Of the prices.")
 @click.pass_obj
-def claim(console: Console, files: tuple[Path, ...], **options: Any) -> None:
+def claim(console: Console, /, files: tuple[Path, ...], **options: Any) -> None:
     """Say whether a published claim is possible, implausible or impossible, with the arithmetic.
 
     Impossible is what exceeds documented memory, HBM rate or peak rate, or what no known price gives. Implausible is
     what exceeds the interval of the predictions called AWS's compiler, the best measured utilisation of a training, or
     needs weights of 8 bits. What a claim leaves open is assumed as it helps the claim most. FILE has `[[claims]]`;
-    docs/claims.md has examples. The exit code is 0 whatever the verdict.
+    docs/claims.md has examples. The exit code is 0 for every verdict.
 
     \b
     Example:
@@ -66,7 +66,7 @@ def claim(console: Console, files: tuple[Path, ...], **options: Any) -> None:
         console.page("\n\n".join(_page(each, width) for each in examined))
 
 
-def _document(each: "Examination") -> dict[str, Any]:
+def _document(each: "ExaminedClaim") -> dict[str, Any]:
     return {
         "claim": each.claim.model_dump(exclude_none=True),
         "verdict": each.verdict.value,
@@ -74,7 +74,7 @@ def _document(each: "Examination") -> dict[str, Any]:
     }
 
 
-def _page(each: "Examination", width: int) -> str:
+def _page(each: "ExaminedClaim", width: int) -> str:
     title = textwrap.wrap(shown(f"{each.verdict.upper()}: {each.claim.text}"), width)
     title[0] = (
         style(title[0][: len(each.verdict)], fg=_COLOURS[each.verdict], bold=True) + title[0][len(each.verdict) :]

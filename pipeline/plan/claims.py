@@ -6,7 +6,7 @@ published measurements, what is implausible. Where a claim leaves something open
 
 import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -37,11 +37,11 @@ _EQUAL: Final = 0.03  # within which two figures agree: claims are rounded
 _BITS: Final = (16, 8)  # of weights that runtimes of these chips serve
 _MIXED: Final = 16  # bytes of a parameter in training: bf16 weights and gradients, AdamW in fp32
 _LEAST: Final = 2  # with frozen weights, as LoRA trains
-_ROOM: Final = 1.15  # over the best measured utilisation, before a claim is implausible
+_MARGIN: Final = 1.15  # over the best measured utilisation, before a claim is implausible
 _MOST_ROWS: Final = 256
 
 
-class Verdict(StrEnum):
+class Credibility(StrEnum):
     POSSIBLE = "possible"
     IMPLAUSIBLE = "implausible"
     IMPOSSIBLE = "impossible"
@@ -98,29 +98,30 @@ def _claim(path: Path, number: int, entry: object) -> Claim:
 class Step:
     """One line of arithmetic and what it says of the claim."""
 
-    verdict: Verdict
+    verdict: Credibility
     text: str
 
 
 @dataclass(frozen=True)
-class Examination:
+class ExaminedClaim:
     """A claim and all steps; the worst of them is the verdict."""
 
     claim: Claim
     steps: tuple[Step, ...]
 
     @property
-    def verdict(self) -> Verdict:
-        return max((step.verdict for step in self.steps), key=list(Verdict).index, default=Verdict.POSSIBLE)
+    def verdict(self) -> Credibility:
+        return max((step.verdict for step in self.steps), key=list(Credibility).index, default=Credibility.POSSIBLE)
 
 
-def examine(claim: Claim, prices: Prices | None = None) -> Examination:
+def examine(claim: Claim, prices: Prices | None = None) -> ExaminedClaim:
     """The steps of a claim. InputInvalid for an instance or a model that nothing is known of."""
     try:
         found = instance(claim.instance)
     except UnknownInstance as fault:
         raise InputInvalid(str(fault)) from fault
     money = _Money(claim, prices or load_prices())
+    steps: Iterable[Step]
     match claim.what:
         case "core":
             steps = _core(claim, found)
@@ -128,7 +129,7 @@ def examine(claim: Claim, prices: Prices | None = None) -> Examination:
             steps = (*_training(claim, found), *money.of_training())
         case _:
             steps = (*_serving(claim, found), *money.of_serving())
-    return Examination(claim, tuple(steps))
+    return ExaminedClaim(claim, tuple(steps))
 
 
 def _needed(value: float | None, name: str, claim: Claim) -> float:
@@ -147,11 +148,11 @@ def _core(claim: Claim, found: Instance) -> Iterator[Step]:
         f"{found.chip} has {chip:,.1f} TFLOPS in bf16 and {found.cores_per_chip} cores: {documented:,.1f} a core"
     )
     if claimed <= documented * (1 + _EQUAL):
-        yield Step(Verdict.POSSIBLE, f"{arithmetic}; {claimed:,.1f} are claimed")
+        yield Step(Credibility.POSSIBLE, f"{arithmetic}; {claimed:,.1f} are claimed")
     else:
         whose = "; the claimed figure is that of the chip" if abs(claimed / chip - 1) < _EQUAL else ""
         yield Step(
-            Verdict.IMPOSSIBLE, f"{arithmetic}; {claimed:,.1f} are {claimed / documented:.1f} times as many{whose}"
+            Credibility.IMPOSSIBLE, f"{arithmetic}; {claimed:,.1f} are {claimed / documented:.1f} times as many{whose}"
         )
 
 
@@ -223,18 +224,18 @@ def _serving(claim: Claim, found: Instance) -> Iterator[Step]:
     if known is not None:
         yield from _predicted(claim, found, layout, known, claimed)
     if (row := nearest_measurement(claim, found, size)) is not None:
-        yield Step(Verdict.POSSIBLE, f"nearest measurement: {described(row)}")
+        yield Step(Credibility.POSSIBLE, f"nearest measurement: {described(row)}")
 
 
 def _memory(claim: Claim, layout: _Layout) -> Iterator[Step]:
     whole, cores = layout.size.parameters * 2 / 1e9, f"the {layout.memory / 1e9:,.0f} GB of {layout.cores} cores"
     if layout.fits(16):
-        yield Step(Verdict.POSSIBLE, f"memory: {whole:,.1f} GB of weights in bf16 fit {cores}")
+        yield Step(Credibility.POSSIBLE, f"memory: {whole:,.1f} GB of weights in bf16 fit {cores}")
     elif layout.fits(8):
         text = f"memory: {whole:,.1f} GB of weights in bf16 do not fit {cores}; {whole / 2:,.1f} GB in 8 bits do"
-        yield Step(Verdict.IMPLAUSIBLE, text)
+        yield Step(Credibility.IMPLAUSIBLE, text)
     else:
-        yield Step(Verdict.IMPOSSIBLE, f"memory: not even {whole / 2:,.1f} GB of weights in 8 bits fit {cores}")
+        yield Step(Credibility.IMPOSSIBLE, f"memory: not even {whole / 2:,.1f} GB of weights in 8 bits fit {cores}")
 
 
 def _floor(claim: Claim, layout: _Layout, claimed: float) -> Iterator[Step]:
@@ -252,13 +253,13 @@ def _floor(claim: Claim, layout: _Layout, claimed: float) -> Iterator[Step]:
             f"GB/s: at most {most[16]:,.0f} tokens/s in bf16, {most[8]:,.0f} in 8 bits"
         )
     if claimed <= most[16]:
-        yield Step(Verdict.POSSIBLE, f"{arithmetic}; {claimed:,.0f} are claimed")
+        yield Step(Credibility.POSSIBLE, f"{arithmetic}; {claimed:,.0f} are claimed")
     elif claimed <= most[8]:
         share = f"{claimed / most[8]:.0%} of that in 8 bits"
-        yield Step(Verdict.IMPLAUSIBLE, f"{arithmetic}; {claimed:,.0f} are claimed, which is {share}")
+        yield Step(Credibility.IMPLAUSIBLE, f"{arithmetic}; {claimed:,.0f} are claimed, which is {share}")
     else:
         yield Step(
-            Verdict.IMPOSSIBLE, f"{arithmetic}; {claimed:,.0f} are claimed, {claimed / most[8]:.1f} times the most"
+            Credibility.IMPOSSIBLE, f"{arithmetic}; {claimed:,.0f} are claimed, {claimed / most[8]:.1f} times the most"
         )
 
 
@@ -276,15 +277,15 @@ def _predicted(claim: Claim, found: Instance, layout: _Layout, known: Architectu
     try:
         rate = max(_rates(claim, found, layout.size, known), key=lambda each: each.high, default=None)
     except NotPredicted as fault:
-        yield Step(Verdict.POSSIBLE, f"no prediction of AWS's compiler: {fault}")
+        yield Step(Credibility.POSSIBLE, f"no prediction of AWS's compiler: {fault}")
         return
     if rate is None:
         return
     text = f"AWS's compiler, {rate.text}: {rate.value:,.0f} tokens/s predicted, {rate.low:,.0f} to {rate.high:,.0f}"
     if claimed > rate.high * (1 + _EQUAL):
-        yield Step(Verdict.IMPLAUSIBLE, f"{text}; {claimed:,.0f} are {claimed / rate.value:.1f} times as many")
+        yield Step(Credibility.IMPLAUSIBLE, f"{text}; {claimed:,.0f} are {claimed / rate.value:.1f} times as many")
     else:
-        yield Step(Verdict.POSSIBLE, f"{text}; {claimed:,.0f} are claimed")
+        yield Step(Credibility.POSSIBLE, f"{text}; {claimed:,.0f} are claimed")
 
 
 def _rates(claim: Claim, found: Instance, size: ModelSize, known: Architecture) -> Iterator[_Rate]:
@@ -319,12 +320,12 @@ def _training(claim: Claim, found: Instance) -> Iterator[Step]:
     memory = found.device_memory_gib * 2**30 * claim.instances
     need, have = size.parameters * _MIXED / 1e12, f"the {memory / 1e12:,.2f} TB of {claim.instances} x {claim.instance}"
     if size.parameters * _MIXED <= memory:
-        yield Step(Verdict.POSSIBLE, f"memory: {need:,.2f} TB of weights, gradients and optimizer fit {have}")
+        yield Step(Credibility.POSSIBLE, f"memory: {need:,.2f} TB of weights, gradients and optimizer fit {have}")
     elif size.parameters * _LEAST <= memory:
         text = f"memory: {need:,.2f} TB of weights, gradients and optimizer do not fit {have}; frozen weights do (LoRA)"
-        yield Step(Verdict.POSSIBLE, text)
+        yield Step(Credibility.POSSIBLE, text)
     else:
-        yield Step(Verdict.IMPOSSIBLE, f"memory: not even {need / _MIXED * _LEAST:,.2f} TB of weights fit {have}")
+        yield Step(Credibility.IMPOSSIBLE, f"memory: not even {need / _MIXED * _LEAST:,.2f} TB of weights fit {have}")
     flops = 6 * size.active * claimed
     peak = found.tflops_bf16 * 1e12 * claim.instances
     utilisation = flops / peak
@@ -333,12 +334,12 @@ def _training(claim: Claim, found: Instance) -> Iterator[Step]:
         f"{utilisation:.1%} utilisation (MFU)"
     )
     if utilisation > 1:
-        yield Step(Verdict.IMPOSSIBLE, f"{arithmetic}, more than the peak")
+        yield Step(Credibility.IMPOSSIBLE, f"{arithmetic}, more than the peak")
         return
     measured = sorted(_measured_utilisation())
     span = f"{measured[0][0]:.0%} to {measured[-1][0]:.0%} were measured on Trn1 ({measured[-1][1]})"
-    too_high = utilisation > measured[-1][0] * _ROOM
-    yield Step(Verdict.IMPLAUSIBLE if too_high else Verdict.POSSIBLE, f"{arithmetic}; {span}")
+    too_high = utilisation > measured[-1][0] * _MARGIN
+    yield Step(Credibility.IMPLAUSIBLE if too_high else Credibility.POSSIBLE, f"{arithmetic}; {span}")
     if known is not None and claim.sequence:
         yield from _predicted_training(claim, found, known, claimed, claim.sequence)
 
@@ -353,11 +354,11 @@ def _predicted_training(
     try:
         found_ = predict(configuration, architecture=known)
     except NotPredicted as fault:
-        yield Step(Verdict.POSSIBLE, f"no prediction of AWS's compiler: {fault}")
+        yield Step(Credibility.POSSIBLE, f"no prediction of AWS's compiler: {fault}")
         return
     value, low, high = (each * sequence for each in (found_.value, found_.low, found_.high))
     text = f"AWS's compiler: {value:,.0f} tokens/s predicted, {low:,.0f} to {high:,.0f}; {claimed:,.0f} are claimed"
-    yield Step(Verdict.IMPLAUSIBLE if claimed > high * (1 + _EQUAL) else Verdict.POSSIBLE, text)
+    yield Step(Credibility.IMPLAUSIBLE if claimed > high * (1 + _EQUAL) else Credibility.POSSIBLE, text)
 
 
 @cache
@@ -427,7 +428,7 @@ class _Money:
             for purchase, price in self._known(claim.instance)
         ]
         if not costs:
-            yield Step(Verdict.POSSIBLE, f"cost: no price of {claim.instance} is known in {claim.region}")
+            yield Step(Credibility.POSSIBLE, f"cost: no price of {claim.instance} is known in {claim.region}")
             return
         if claim.dollars_per_million is not None:
             yield from self._cost(claim.dollars_per_million, costs)
@@ -450,10 +451,10 @@ class _Money:
         lowest = min(cost for cost, _, _ in costs)
         if claimed < lowest * (1 - _EQUAL):
             yield Step(
-                Verdict.IMPOSSIBLE, f"{text}, less than at any price that is known: the claim contradicts itself"
+                Credibility.IMPOSSIBLE, f"{text}, less than at any price that is known: the claim contradicts itself"
             )
         else:
-            yield Step(Verdict.POSSIBLE, text)
+            yield Step(Credibility.POSSIBLE, text)
 
     def _cheaper(self, cost: float) -> Iterator[Step]:
         baseline = self.claim.baseline
@@ -461,7 +462,7 @@ class _Money:
             return
         found = self._known(baseline.instance)
         if not found:
-            yield Step(Verdict.POSSIBLE, f"baseline: no price of {baseline.instance} is known")
+            yield Step(Credibility.POSSIBLE, f"baseline: no price of {baseline.instance} is known")
             return
         purchase, price = found[0]
         other = price.hourly / (baseline.tokens_per_second * 3600) * 1e6
@@ -471,11 +472,11 @@ class _Money:
             f"{purchase} at ${price.hourly:,.2f} an hour of {price.date}: ${cost:,.2f} is {_saving(saved)}"
         )
         if baseline.cheaper is None or abs(saved - baseline.cheaper) < _EQUAL:
-            yield Step(Verdict.POSSIBLE, text)
+            yield Step(Credibility.POSSIBLE, text)
             return
         needed = cost / (1 - baseline.cheaper) * baseline.tokens_per_second * 3600 / 1e6
         yield Step(
-            Verdict.IMPLAUSIBLE, f"{text}, not {baseline.cheaper:.0%} cheaper, which needs ${needed:,.2f} an hour"
+            Credibility.IMPLAUSIBLE, f"{text}, not {baseline.cheaper:.0%} cheaper, which needs ${needed:,.2f} an hour"
         )
 
     def of_training(self) -> Iterator[Step]:
@@ -494,7 +495,7 @@ class _Money:
                 text += (
                     f"; against ${claim.baseline.dollars:,.0f} {_saving(1 - claim.dollars / claim.baseline.dollars)}"
                 )
-            yield Step(Verdict.POSSIBLE, text)
+            yield Step(Credibility.POSSIBLE, text)
 
 
 def _saving(share: float) -> str:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.pipeline.config.prices import load_prices
-from nxpipe.pipeline.plan.claims import Baseline, Claim, Verdict, claims_of, examine
+from nxpipe.pipeline.plan.claims import Baseline, Claim, Credibility, claims_of, examine
 from nxpipe.pipeline.util.errors import InputInvalid
 from tests.pipeline.in_process import InProcess, nxpipe
 
@@ -16,10 +16,10 @@ __all__ = ["nxpipe"]
 
 ROOT = Path(__file__).parents[2]
 LLAMA = "meta-llama/Llama-3.1-8B"
-ORDER = list(Verdict)
+ORDER = list(Credibility)
 
 
-def verdict(**fields: object) -> Verdict:
+def verdict(**fields: object) -> Credibility:
     return examine(Claim.model_validate({"instance": "inf2.xlarge", **fields})).verdict
 
 
@@ -36,12 +36,12 @@ def test_the_page_shows_what_the_command_prints(nxpipe: InProcess, monkeypatch: 
 def test_claims_that_were_made_in_public_get_the_verdicts_that_arithmetic_gives() -> None:
     examined = {each.text: examine(each) for each in claims_of(ROOT / "docs" / "claims.toml")}
     verdicts = {text.split(":")[0].split(",")[0]: each.verdict for text, each in examined.items()}
-    assert verdicts["Llama-2-70B"] is Verdict.IMPOSSIBLE
-    assert verdicts["190 TFLOPS BF16 per NeuronCore-v2"] is Verdict.IMPOSSIBLE
-    assert verdicts["Llama-4-Scout on inf2.48xlarge 2"] is Verdict.IMPOSSIBLE
-    assert verdicts["Llama-3.1-8B"] is Verdict.IMPLAUSIBLE
-    assert verdicts["trn2.48xlarge fine-tunes Llama-3 70B at 3"] is Verdict.POSSIBLE
-    assert verdicts["trn1"] is Verdict.POSSIBLE
+    assert verdicts["Llama-2-70B"] is Credibility.IMPOSSIBLE
+    assert verdicts["190 TFLOPS BF16 per NeuronCore-v2"] is Credibility.IMPOSSIBLE
+    assert verdicts["Llama-4-Scout on inf2.48xlarge 2"] is Credibility.IMPOSSIBLE
+    assert verdicts["Llama-3.1-8B"] is Credibility.IMPLAUSIBLE
+    assert verdicts["trn2.48xlarge fine-tunes Llama-3 70B at 3"] is Credibility.POSSIBLE
+    assert verdicts["trn1"] is Credibility.POSSIBLE
 
 
 @given(st.floats(1, 2000), st.floats(1, 2000), st.integers(1, 64))
@@ -63,7 +63,7 @@ def test_a_rate_beyond_the_memory_floor_is_impossible_and_within_it_is_not(rate:
     """One step reads the 7.5e9 parameters that a token uses: in 8 bits, at 820 GB/s."""
     floor = 820e9 / 7_504_658_432
     found = verdict(model=LLAMA, batch=1, tokens_per_second=rate)
-    assert (found is Verdict.IMPOSSIBLE) == (rate > floor)
+    assert (found is Credibility.IMPOSSIBLE) == (rate > floor)
 
 
 @given(st.floats(1e8, 1e12), st.floats(1, 1e7), st.integers(1, 64))
@@ -79,7 +79,7 @@ def test_a_training_beyond_the_peak_rate_is_impossible(parameters: float, rate: 
     )
     beyond = 6 * round(parameters) * rate > instances * 3040e12
     no_room = round(parameters) * 2 > instances * 512 * 2**30
-    assert (found.verdict is Verdict.IMPOSSIBLE) == (beyond or no_room)
+    assert (found.verdict is Credibility.IMPOSSIBLE) == (beyond or no_room)
 
 
 def test_a_cost_is_compared_with_every_known_way_of_buying_and_dated() -> None:
@@ -99,7 +99,7 @@ def test_a_saving_that_the_prices_do_not_give_is_said_with_the_price_that_would(
         dollars_per_million=6.55, baseline=baseline,
     )  # fmt: skip
     (compared,) = (step for step in examine(claim).steps if step.text.startswith("baseline:"))
-    assert compared.verdict is Verdict.IMPLAUSIBLE
+    assert compared.verdict is Credibility.IMPLAUSIBLE
     assert "$32.52 an hour" in compared.text
 
 
