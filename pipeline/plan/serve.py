@@ -1,8 +1,8 @@
 """Serving plans: the capacity of each candidate at the objectives, the size of its fleet, and what that costs.
 
-What may depend on chance does not: all candidates see the same requests, only closer together, and a search over a fixed
-ladder of loads finds the capacity. It follows that a tighter objective never finds more capacity, that more traffic never
-needs fewer instances, and that one more instance type never makes the best plan worse.
+What may depend on chance does not: all candidates see the same requests, only closer together, and a search over a
+fixed ladder of loads finds the capacity. It follows that a tighter objective never finds more capacity, that more
+traffic never needs fewer instances, and that one more instance type never makes the best plan worse.
 
 A replica gets its share of the traffic as a stream of its own. A load balancer that knows the outstanding requests does
 better, so the plan errs on the safe side.
@@ -33,7 +33,7 @@ _STEP: Final = 1.045  # between two loads of the ladder
 _LADDER: Final = 64  # the lowest load is 6 % of what the programs can execute
 _MOST: Final = 100_000  # instances of a fleet; more is said to be impossible
 # EC2's instance-level service level agreement: 99.5 % of a month.
-_UNAVAILABLE: Final = 0.005
+UNAVAILABLE: Final = 0.005
 SPOT_INTERRUPTIONS: Final = 0.2  # a month: the Spot Instance Advisor's highest band begins there
 
 Bound = str  # "low", "nominal" or "high": where in the interval of the predicted times
@@ -83,7 +83,7 @@ class Demand:
     availability: float = 0.999
     budget: float | None = None  # dollars a month
     region: str = "us-east-1"
-    purchases: tuple[Purchase, ...] = (Purchase.ON_DEMAND,)
+    purchases: tuple[Purchase, ...] = ()  # none: on demand, or as EC2 sells a type that has no price on demand
     spot_interruptions: float = SPOT_INTERRUPTIONS
     rollouts: float = 4  # a month
     rollout_hours: float = 0.5  # that a rollout runs both versions, without the cold start
@@ -95,9 +95,7 @@ class Demand:
 
     @cached_property
     def lengths(self) -> Lengths:
-        return Lengths(
-            max(each.prompt for each in self.sample), max(each.prompt + each.output for each in self.sample)
-        )
+        return Lengths(max(each.prompt for each in self.sample), max(each.prompt + each.output for each in self.sample))
 
     @cached_property
     def prompt(self) -> float:
@@ -201,8 +199,7 @@ def plan_serving(
         simulated += result.simulated
         refused += result.refused
         if result.best is not None:
-            for purchase in demand.purchases:
-                item = _bought(result.best, purchase, demand, prices)
+            for item in _all_bought(result.best, demand, prices):
                 (plans if isinstance(item, Plan) else refused).append(item)  # type: ignore[arg-type]
     ranked = sorted(plans, key=lambda plan: (plan.price is None, plan.per_million.nominal or 0.0, plan.instance.name))
     return ServingPlan(model, demand, tuple(ranked), tuple(refused), tuple(simulated))
@@ -302,7 +299,7 @@ def _unreachable(job: _Job) -> str:
 def _least_ttft(candidate: Candidate, steps: StepTimes, prompt: int) -> float:
     """The time to read a prompt on an idle replica: a lower bound for every scheduler."""
     replica = candidate.replica
-    if replica.scheduling_is_whole:
+    if not replica.chunk:
         return steps.prefill(_bucket(prompt, replica.buckets))
     total, at = 0.0, 0
     while at < prompt:
@@ -329,9 +326,10 @@ def _limit(candidate: Candidate, steps: StepTimes, sample: Sequence[Request]) ->
 def _is_out_of_reach(candidate: Candidate, steps: StepTimes, demand: Demand) -> bool:
     """Whether even an idle replica misses an objective."""
     shortest = min(each.prompt for each in demand.sample)
-    if demand.tpot and candidate.replica.scheduler is not Scheduling.VLLM:  # those compute all rows in every step
-        if steps.decode(candidate.replica.rows, shortest + 1) > demand.tpot.seconds:
-            return True
+    # All but vllm-neuron compute all rows in every step.
+    rows = 1 if candidate.replica.scheduler is Scheduling.VLLM else candidate.replica.rows
+    if demand.tpot and steps.decode(rows, shortest + 1) > demand.tpot.seconds:
+        return True
     if demand.ttft:
         times = sorted(_least_ttft(candidate, steps, each.prompt) for each in demand.sample)
         return times[min(int(demand.ttft.quantile * len(times)), len(times) - 1)] > demand.ttft.seconds
@@ -417,13 +415,28 @@ def cold_start(candidate: Candidate) -> Interval:
     return Interval(nominal, low, high)
 
 
+SOLD: Final = (Purchase.ON_DEMAND, Purchase.CAPACITY_BLOCK, Purchase.SPOT)  # the first that has a price, by default
+
+
+def _all_bought(best: _Capacity, demand: Demand, prices: Prices) -> Iterator[Plan | Refused]:
+    """A plan for each way of buying that has a price; one without money if none has."""
+    name = best.candidate.instance.name
+    priced = [each for each in demand.purchases or SOLD if prices.price(demand.region, name, each)]
+    for purchase in demand.purchases if priced else ():
+        if purchase not in priced:
+            yield Refused(name, str(purchase), f"its price in {demand.region} is unknown")
+    chosen = priced if demand.purchases else priced[:1]
+    for purchase in chosen or (demand.purchases or SOLD)[:1]:
+        yield _bought(best, purchase, demand, prices)
+
+
 def _bought(best: _Capacity, purchase: Purchase, demand: Demand, prices: Prices) -> Plan | Refused:
     """The plan of a candidate, bought in one way."""
     candidate, name = best.candidate, best.candidate.instance.name
     start = cold_start(candidate)
     price = prices.price(demand.region, name, purchase)
     notes = list(_notes(candidate, purchase, price, demand))
-    unavailable = _UNAVAILABLE
+    unavailable = UNAVAILABLE
     if purchase is Purchase.SPOT:
         replaced = (start.nominal or 0.0) / 3600 / HOURS
         unavailable += demand.spot_interruptions * replaced
