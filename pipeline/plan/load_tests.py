@@ -1,6 +1,6 @@
 """Results of public load generators: `vllm bench serve`, AIPerf and guidellm, as files of JSON or CSV.
 
-Latencies are milliseconds at quantiles, and `None` for the mean. A file that is none of them is refused in one sentence.
+Latencies are milliseconds at quantiles, and `None` for the mean. Any other file is refused in one sentence.
 """
 
 import csv
@@ -232,7 +232,7 @@ def _successful(metrics: Mapping[str, Any], name: str) -> Latencies:
 
 def _of_csv(text: str, file: str) -> Iterator[LoadTest]:
     rows = list(csv.reader(text.splitlines()))
-    if rows and rows[0][:2] == ["Metric", "avg"] or any(row[:2] == ["Metric", "Value"] for row in rows):
+    if (rows and rows[0][:2] == ["Metric", "avg"]) or any(row[:2] == ["Metric", "Value"] for row in rows):
         yield _of_aiperf_csv(rows, file)
     elif len(rows) > 3 and "Token Throughput" in rows[0]:
         yield from _of_guidellm_csv(rows, file)

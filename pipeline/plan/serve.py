@@ -30,7 +30,9 @@ HOURS: Final = 730  # of a month
 _SEED: Final = 23
 _REQUESTS: Final = 400  # simulated for one load of one candidate
 _STEP: Final = 1.045  # between two loads of the ladder
-_LADDER: Final = 64  # the lowest load is 6 % of what the programs can execute
+_LADDER: Final = 64  # the lowest load is 6 % of the highest
+# Of what the programs can execute: above it a queue grows for longer than a simulation lasts.
+_HIGHEST: Final = 0.95
 _MOST: Final = 100_000  # instances of a fleet; more is said to be impossible
 # EC2's instance-level service level agreement: 99.5 % of a month.
 UNAVAILABLE: Final = 0.005
@@ -252,7 +254,7 @@ def _work(job: _Job) -> _Result:
             continue
         if _is_out_of_reach(candidate, steps, job.demand):
             continue
-        bounded.append((-limit * candidate.copies, number, candidate, steps))
+        bounded.append((-limit * _HIGHEST * candidate.copies, number, candidate, steps))
     best: _Capacity | None = None
     simulated: list[tuple[Candidate, Load]] = []
     for bound, _, candidate, steps in sorted(bounded, key=lambda each: each[:2]):
@@ -355,7 +357,7 @@ def capacity_of(candidate: Candidate, steps: StepTimes, demand: Demand) -> Load:
 
 
 def _rate(limit: float, rung: int) -> float:
-    return float(limit * _STEP ** (rung + 1 - _LADDER))
+    return float(limit * _HIGHEST * _STEP ** (rung + 1 - _LADDER))
 
 
 def _simulated(candidate: Candidate, steps: StepTimes, sample: Sequence[Request], rate: float) -> Outcome:
