@@ -103,8 +103,8 @@ def tokens(text: str, whole: str) -> float:
 
 def _not_lengths(text: str) -> InputInvalid:
     return InputInvalid(
-        f"{text!r} is no number of tokens and no distribution; write 512, 1k, uniform:100-2000, lognormal:800,0.6 (mean, "
-        "coefficient of variation) or exponential:300"
+        f"{text!r} is no number of tokens and no distribution; write 512, 1k, uniform:100-2000, exponential:300, or "
+        "lognormal:800,0.6 with the mean and the coefficient of variation"
     )
 
 
@@ -134,14 +134,14 @@ class Traffic:
     def _drawn(self, count: int, rate: float, seed: int) -> Iterator[Request]:
         if self.prompts is None or self.outputs is None:
             raise InputInvalid("the traffic has no lengths; pass --prompt and --output, or --log")
-        gaps, prompts, outputs = (Random(f"{seed} {what}") for what in ("gaps", "prompts", "outputs"))
+        gaps, prompts, outputs = (_random(seed, what) for what in ("gaps", "prompts", "outputs"))
         at = 0.0
         for _ in range(count):
             at += self.arrivals.gap(gaps)
             yield Request(at / rate, self.prompts.draw(prompts), self.outputs.draw(outputs))
 
     def _repeated(self, count: int, rate: float, seed: int) -> Iterator[Request]:
-        own, gaps = self.rate, Random(f"{seed} gaps")
+        own, gaps = self.rate, _random(seed, "gaps")
         span = self.log[-1].arrival - self.log[0].arrival + (1 / own if own else 0.0)
         at = 0.0
         for number in range(count):
@@ -152,6 +152,10 @@ class Traffic:
             else:
                 at += self.arrivals.gap(gaps)
                 yield Request(at / rate, each.prompt, each.output, each.shared)
+
+
+def _random(seed: int, what: str) -> Random:
+    return Random(f"{seed} {what}")  # noqa: S311 - a simulation
 
 
 # Logs
