@@ -40,6 +40,7 @@ COMMANDS = {
     ),
     "completion": ("nxpipe.pipeline.cli.completion:completion", "Print a shell completion script."),
     "config": ("nxpipe.pipeline.cli.config:config", "Validate, show or describe nxpipe.toml."),
+    "cost": ("nxpipe.pipeline.cli.cost:cost", "Print what a deployed fleet costs for a million tokens."),
     "device": (
         "nxpipe.pipeline.cli.device:device",
         "Show Neuron devices and their use, of this machine or of the emulator.",
