@@ -160,6 +160,11 @@ class Candidate:
     memory: Memory
 
     @property
+    def cores(self) -> int:
+        """Physical cores of a copy."""
+        return self.tp * CORES[self.instance.core].lnc_default
+
+    @property
     def title(self) -> str:
         return f"{self.instance.name} tp {self.tp} x {self.copies}, batch {self.replica.rows}, {self.runtime.name}"
 
@@ -258,18 +263,13 @@ def _too_large(memory: Memory) -> str:
 
 def _replica(scheduling: Scheduling, batch: int, lengths: Lengths) -> Replica:
     buckets, capacity = lengths.buckets, lengths.capacity
-    match scheduling:
-        case Scheduling.NXPIPE:
-            chunk = min(_CHUNK, buckets[-1])
-            return Replica(batch, capacity, tuple(b for b in buckets if b <= chunk), scheduling, chunk=chunk)
-        case Scheduling.VLLM:
-            chunk = min(_SEGMENT, buckets[-1])
-            blocks = batch * math.ceil(capacity / _BLOCK) * _BLOCK
-            return Replica(
-                batch, blocks, tuple(b for b in buckets if b <= chunk), scheduling, chunk=chunk, block=_BLOCK
-            )
-        case _:
-            return Replica(batch, capacity, buckets, scheduling)
+    if scheduling is Scheduling.NXDI:
+        return Replica(batch, capacity, buckets, scheduling)
+    chunk = min(_CHUNK if scheduling is Scheduling.NXPIPE else _SEGMENT, buckets[-1])
+    buckets = tuple(each for each in buckets if each <= chunk)
+    if scheduling is Scheduling.NXPIPE:
+        return Replica(batch, capacity, buckets, scheduling, chunk=chunk)
+    return Replica(batch, batch * capacity, buckets, scheduling, chunk=chunk, block=_BLOCK, longest=capacity)
 
 
 def memory_of(model: PlannedModel, instance: Instance, tp: int, batch: int, lengths: Lengths) -> Memory:

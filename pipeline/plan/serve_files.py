@@ -33,7 +33,7 @@ def serving_flags(candidate: Candidate) -> str:
     if replica.scheduler is Scheduling.VLLM:
         # vLLM counts blocks of all rows together; one more is its null block.
         blocks = replica.capacity // replica.block
-        length = replica.capacity // rows
+        length = replica.longest
         config = canonical_json({"neuron_config": {"num_batched_tokens_buckets": list(replica.buckets)}}).decode()
         return (
             f"vllm serve MODEL --tensor-parallel-size {tp} --max-model-len {length} --max-num-seqs {rows} "
@@ -81,8 +81,8 @@ def _header(plan: ServingPlan, chosen: Plan) -> Iterator[str]:
     yield f"# An instance serves {candidate.copies} copies, each on {candidate.tp} cores, by {candidate.runtime.name}:"
     yield f"#   {serving_flags(candidate)}"
     if candidate.replica.scheduler is not Scheduling.NXPIPE:
-        yield "# What it compiles becomes the fleet's artifact by `nxpipe store import --runtime`; the artifact's contract"
-        yield "# starts the server with the flags of the compiled shapes."
+        yield "# What it compiles becomes the fleet's artifact by `nxpipe store import --runtime`, and the artifact's"
+        yield "# contract starts the server with the flags of the compiled shapes."
     yield ""
 
 
@@ -98,7 +98,7 @@ def _project(project: str, region: str) -> Iterator[str]:
 
 def _model(plan: ServingPlan, candidate: Candidate, name: str) -> Iterator[str]:
     replica = candidate.replica
-    longest = replica.capacity // (replica.rows if replica.scheduler is Scheduling.VLLM else 1)
+    longest = replica.longest or replica.capacity
     buckets = sorted({*replica.buckets, longest})
     phases = _PHASES.get(replica.scheduler, ("prefill", "decode"))
     is_folder = plan.model.name.startswith((".", "/", "~"))

@@ -100,7 +100,7 @@ def _costs(plan: ServingPlan, comparison: Comparison) -> Markup:
         drawn += [
             tag("text", f"{name}: {money_between(cost)}", x=0, y=y + 12),
             tag("rect", x=0, y=y + 17, width=_share(cost.nominal or 0.0, most), height=_BAR, rx=2, class_=colour),
-            tag("line", x1=_share(cost.low or 0.0, most), x2=_share(min(high, most), most), y1=y + 23, y2=y + 23, class_="roof"),
+            tag("line", x1=_share(cost.low or 0.0, most), x2=_share(high, most), y1=y + 23, y2=y + 23, class_="roof"),
         ]  # fmt: skip
     described = "dollars for a million generated tokens, with intervals"
     chart = tag(
@@ -142,7 +142,8 @@ def _plan(plan: ServingPlan, each: Plan) -> tuple[Child, ...]:
         tag(
             "div",
             tag("strong", f"{each.fleet.size} × {candidate.instance.name}"),
-            tag("small", f"{each.purchase}; {candidate.copies} × tp {candidate.tp}, batch {replica.rows}, {candidate.runtime.name}"),
+            tag("small", f"{each.purchase}; {candidate.copies} × tp {candidate.tp}, batch {replica.rows}, "
+                f"{candidate.runtime.name}"),
             [tag("small", remark) for remark in remarks],
         ),
         _two(*_between(each)),

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any, Final
 
-from nxpipe.emulator.hardware.core import CORES
 from nxpipe.pipeline.config.prices import Purchase
 from nxpipe.pipeline.plan.candidates import Candidate
 from nxpipe.pipeline.plan.gpus import BreakEven, GpuPlan, Migration, break_even, verdict
@@ -209,7 +208,7 @@ def _details(plan: Plan, demand: Demand) -> str:
         + f": {candidate.copies} x tp {candidate.tp}, batch {candidate.replica.rows}, prompts of "
         f"{', '.join(map(str, candidate.replica.buckets))} tokens, {candidate.runtime.name}",
         f"  {plan.fleet.needed} carry the traffic; a replica takes {plan.load.rate:.2f} requests/s at the objectives",
-        f"  {memory.need / _GIB:.1f} of {memory.room / _GIB:.1f} GiB of each core: {memory.weights / _GIB:.1f} weights, "
+        f"  {memory.need / _GIB:.1f} of {memory.room / _GIB:.1f} GiB of a core: {memory.weights / _GIB:.1f} weights, "
         f"{memory.cache / _GIB:.1f} KV cache, {(memory.scratch + memory.code) / _GIB:.1f} scratch and code",
         f"  a new instance answers {start.nominal:,.0f} s ({start.low:,.0f} to {start.high:,.0f}) after its boot",
     ]
@@ -312,7 +311,7 @@ def _step(name: str, candidate: Candidate, phase: str, rows: int, sequence: int)
         model=candidate.model.name,
         instance=candidate.instance.name,
         metric="ttft_ms" if phase == "prefill" else "tpot_ms",
-        cores=candidate.tp * CORES[candidate.instance.core].lnc_default,
+        cores=candidate.cores,
         tp=candidate.tp,
         batch=rows,
         sequence=sequence,
