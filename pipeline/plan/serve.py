@@ -29,7 +29,6 @@ from nxpipe.pipeline.predict.work import NotPredicted
 
 HOURS: Final = 730  # of a month
 _SEED: Final = 23
-_REQUESTS: Final = 1000  # simulated for one load of one candidate
 _STEP: Final = 1.045  # between two loads of the ladder
 _LADDER: Final = 64  # the lowest load is 6 % of the highest
 # Of what the programs can execute: above it a queue grows for longer than a simulation lasts.
@@ -89,15 +88,17 @@ class Demand:
     spot_interruptions: float = SPOT_INTERRUPTIONS
     rollouts: float = 4  # a month
     rollout_hours: float = 0.5  # that a rollout runs both versions, without the cold start
+    simulated: int = 1000  # requests of one load of one candidate
 
     @cached_property
     def sample(self) -> tuple[Request, ...]:
         """The requests that every candidate sees, at one a second."""
-        return tuple(self.traffic.requests(_REQUESTS, _SEED, 1.0))
+        return tuple(self.traffic.requests(self.simulated, _SEED, 1.0))
 
     @cached_property
     def lengths(self) -> Lengths:
-        return Lengths(max(each.prompt for each in self.sample), max(each.prompt + each.output for each in self.sample))
+        known = (*self.sample, *self.traffic.log)
+        return Lengths(max(each.prompt for each in known), max(each.prompt + each.output for each in known))
 
     @cached_property
     def prompt(self) -> float:

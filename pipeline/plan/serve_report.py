@@ -18,6 +18,7 @@ from nxpipe.pipeline.util.text import for_terminal, style, wrapped_table
 _GIB: Final = 1 << 30
 _SHOWN: Final = 8  # refusals
 _HEIGHT: Final = 12  # rows of the chart
+_WIDE: Final = 84  # columns of a terminal that holds the whole table
 _MARKS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -98,7 +99,8 @@ def _table(plan: ServingPlan, width: int) -> str:
         return style("No instance type meets this.", fg="red")
     header = ("", "instances", "bought", "$ for 1M tokens", "$ a month", "TTFT", "TPOT", "load")
     rows = [_row(plan, each, mark) for each, mark in zip(plan.plans, _marks(plan), strict=True)]
-    return wrapped_table(header, rows, width)
+    kept = range(len(header)) if width >= _WIDE else (0, 1, 2, 3, 6)
+    return wrapped_table([header[n] for n in kept], [[row[n] for n in kept] for row in rows], width)
 
 
 def _marks(plan: ServingPlan) -> Iterator[str]:
