@@ -5,7 +5,7 @@ from typing import Any
 
 from nxpipe.pipeline.plan.candidates import RUNTIMES, Candidate
 from nxpipe.pipeline.plan.schedulers import Scheduling
-from nxpipe.pipeline.plan.serve import Demand, Objective
+from nxpipe.pipeline.plan.serve import Objective, ServingDemand
 from nxpipe.pipeline.plan.steps import Bound
 from nxpipe.pipeline.plan.traffic import Arrivals, LengthDistribution, Traffic
 
@@ -17,15 +17,20 @@ def traffic(prompt: str = "uniform:50-400", output: str = "exponential:40") -> T
     return Traffic(LengthDistribution.parse(prompt), LengthDistribution.parse(output), Arrivals.POISSON)
 
 
-def demand(rate: float = 5.0, **fields: Any) -> Demand:
+def demand(rate: float = 5.0, **fields: Any) -> ServingDemand:
     """A demand of which few requests are simulated."""
-    given = {"ttft": Objective(1.0), "tpot": Objective(0.05), "region": "us-east-2", "simulated": 120} | fields
-    return Demand(traffic(), rate, **given)
+    given: dict[str, Any] = {
+        "ttft": Objective(1.0),
+        "tpot": Objective(0.05),
+        "region": "us-east-2",
+        "simulated": 120,
+    } | fields
+    return ServingDemand(traffic(), rate, **given)
 
 
 @dataclass(frozen=True)
 class LinearSteps:
-    """Step times in proportion to tokens, rows and context."""
+    """ProgramStep times in proportion to tokens, rows and context."""
 
     factor: float
 

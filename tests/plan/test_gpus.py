@@ -15,8 +15,8 @@ from nxpipe.pipeline.config.prices import Price, Prices, Purchase, load_prices
 from nxpipe.pipeline.plan.candidates import instances_of, planned_model
 from nxpipe.pipeline.plan.gpus import (
     BreakEven,
+    GpuMeasurement,
     GpuPlan,
-    Measurement,
     Migration,
     break_even,
     gpu_plans,
@@ -280,7 +280,7 @@ class TestOwnMeasurement:
 
 def gpu_plan(monthly: float, tokens: float = 1e9) -> GpuPlan:
     cost = Interval(monthly, monthly * 0.9, monthly * 1.1)
-    measurement = Measurement("p5.48xlarge", Interval(1.0, 1.0, 1.0), "a test", meets=True)
+    measurement = GpuMeasurement("p5.48xlarge", Interval(1.0, 1.0, 1.0), "a test", meets=True)
     price = Price(55.04, load_prices().date, "a test")
     return GpuPlan(measurement, Purchase.ON_DEMAND, Interval(2, 2, 2), price, cost, cost.times(1e6 / tokens))
 

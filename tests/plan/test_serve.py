@@ -17,9 +17,9 @@ from nxpipe.pipeline.plan.candidates import RUNTIMES, Lengths, candidates, insta
 from nxpipe.pipeline.plan.schedulers import Scheduling
 from nxpipe.pipeline.plan.serve import (
     HOURS,
-    Demand,
     Interval,
     Objective,
+    ServingDemand,
     ServingPlan,
     capacity_of,
     cold_start,
@@ -48,7 +48,7 @@ def prices(**hourly: float) -> Prices:
 PRICES = prices(xlarge=0.76, _24xlarge=6.49)
 
 
-def planned(asked: Demand, known: Prices = PRICES, types: object = None) -> ServingPlan:
+def planned(asked: ServingDemand, known: Prices = PRICES, types: object = None) -> ServingPlan:
     return plan_serving(MODEL, asked, types or TYPES, known, linear_steps, runtimes=NXDI, workers=1)  # type: ignore[arg-type]
 
 
@@ -149,7 +149,7 @@ class TestMemory:
     def test_no_candidate_needs_more_memory_or_cores_than_there_are(self) -> None:
         found, _ = candidates(MODEL, instances_of(["inf2", "trn1", "trn1n", "trn2", "trn3"]), Lengths(900, 4000))
         for each in found:
-            assert each.memory.need <= each.memory.room
+            assert each.memory.need <= each.memory.capacity
             assert each.tp * each.copies <= each.instance.logical_cores
             assert each.replica.buckets[-1] >= min(900, each.replica.chunk or 900)
 
@@ -180,7 +180,7 @@ class TestMemory:
 
     def test_a_log_is_held_whole_even_if_it_is_simulated_in_part(self) -> None:
         log = tuple(Request(float(n), 100 if n < 300 else 3000, 5) for n in range(400))
-        assert Demand(Traffic(log=log), 1.0, simulated=50).lengths == Lengths(3000, 3005)
+        assert ServingDemand(Traffic(log=log), 1.0, simulated=50).lengths == Lengths(3000, 3005)
 
 
 class TestFleets:
