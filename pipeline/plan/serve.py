@@ -303,8 +303,8 @@ def _unreachable(job: _Job) -> str:
         between = min(between, _token_seconds(candidate.replica, steps, demand))
     objectives = [f"{name} {each}" for name, each in (("TTFT", demand.ttft), ("TPOT", demand.tpot)) if each]
     return (
-        f"no layout meets {' and '.join(objectives)} at any load; the least TTFT is {first * 1e3:,.0f} ms and the least "
-        f"TPOT {between * 1e3:,.1f} ms, of different layouts"
+        f"no layout meets {' and '.join(objectives)} at any load; the least TTFT is {first * 1e3:,.0f} ms and the "
+        f"least TPOT {between * 1e3:,.1f} ms, of different layouts"
     )
 
 
@@ -322,6 +322,12 @@ def _prompt_seconds(replica: Replica, steps: StepTimes, request: Request) -> flo
     return total
 
 
+def _prompt_times(replica: Replica, steps: StepTimes, sample: Sequence[Request]) -> list[float]:
+    by_length = {(each.prompt, each.shared): each for each in sample}
+    seconds = {key: _prompt_seconds(replica, steps, each) for key, each in by_length.items()}
+    return [seconds[each.prompt, each.shared] for each in sample]
+
+
 def _token_seconds(replica: Replica, steps: StepTimes, demand: ServingDemand, rows: int | None = None) -> float:
     """The least time of a step that decodes. All servers but vllm-neuron compute all rows in it."""
     rows = rows or (1 if replica.scheduler is Scheduling.VLLM else replica.rows)
@@ -334,7 +340,7 @@ def _limit(candidate: Candidate, steps: StepTimes, demand: ServingDemand) -> flo
     steps in which every row generates one."""
     replica = candidate.replica
     token = _token_seconds(replica, steps, demand, replica.rows) / replica.rows
-    prompts = fmean(_prompt_seconds(replica, steps, each) for each in demand.sample)
+    prompts = fmean(_prompt_times(replica, steps, demand.sample))
     return 1.0 / (prompts + token * fmean(each.output - 1 for each in demand.sample))
 
 
@@ -342,8 +348,10 @@ def _is_out_of_reach(candidate: Candidate, steps: StepTimes, demand: ServingDema
     """Whether even an idle replica misses an objective."""
     if demand.tpot and _token_seconds(candidate.replica, steps, demand) > demand.tpot.seconds:
         return demand.output > 1
-    times = [_prompt_seconds(candidate.replica, steps, each) for each in demand.sample] if demand.ttft else []
-    return demand.ttft is not None and quantile_of(times, demand.ttft.quantile) > demand.ttft.seconds
+    if demand.ttft is None:
+        return False
+    times = _prompt_times(candidate.replica, steps, demand.sample)
+    return quantile_of(times, demand.ttft.quantile) > demand.ttft.seconds
 
 
 def capacity_of(candidate: Candidate, steps: StepTimes, demand: ServingDemand) -> Load:
@@ -369,7 +377,7 @@ def _rate(limit: float, rung: int) -> float:
 
 
 def _simulated(candidate: Candidate, steps: StepTimes, sample: Sequence[Request], rate: float) -> Outcome:
-    requests = [replace(each, arrival=each.arrival / rate) for each in sample]
+    requests = [Request(each.arrival / rate, each.prompt, each.output, each.shared) for each in sample]
     return simulate(requests, candidate.replica, steps)
 
 
