@@ -191,9 +191,22 @@ def graphs(configuration: Configuration, found: Architecture | None = None) -> t
     if found is None:
         raise NotPredicted(f"{configuration.model}: its architecture is not in the catalogue")
     cores = cores_of(configuration.instance)
-    executions = list(_executions(configuration, found))
+    executions = list(_executions(configuration, _replicated(configuration, found)))
     copies = sum(each.times for each in executions)
     return tuple(_graph(configuration, cores, each, copies) for each in executions)
+
+
+def _replicated(c: Configuration, a: Architecture) -> Architecture:
+    """The architecture with the heads of keys and values that the row's library keeps. Transformers NeuronX before
+    SDK 2.19 repeats those that a degree does not divide once for each head of queries."""
+    heads = a.get("kv_heads", 0)
+    old = c.transformers_neuronx and c.sdk and _release(c.sdk) < (2, 19)
+    return {**a, "kv_heads": a["heads"]} if old and heads % c.tp else a
+
+
+def _release(sdk: str) -> tuple[int, ...]:
+    """The numbers of an SDK's version; of a range the last."""
+    return tuple(int(each) for each in sdk.split()[-1].split(".") if each.isdecimal())
 
 
 def _executions(c: Configuration, a: Architecture) -> Iterator[Execution]:
@@ -204,7 +217,7 @@ def _executions(c: Configuration, a: Architecture) -> Iterator[Execution]:
         case "llm-prefill" if kind == "decoder":
             yield from _prefills(c, a)
         case "training":
-            yield Execution(_training(_single(c, a, batch=1), c))
+            yield Execution(_training(c, a))
         case "encoder-decoder" if kind == "encoder-decoder":
             yield from _generation(c, a)
         case "diffusion" if kind == "diffusion":
@@ -284,21 +297,33 @@ def _prefills(c: Configuration, a: Architecture) -> Iterator[Execution]:
         yield Execution(works.prefill(a, batch=batch, tokens=tokens, tp=c.tp))
 
 
-def _training(forward: Work, c: Configuration) -> Work:
-    """One sequence forward and backward, three times the products, on the cores of all nodes."""
-    share = 3 / max(c.cores, 1)
+def _training(c: Configuration, a: Architecture) -> Work:
+    """The share of one sequence in a step: products forward and, twice as many, backward, on the cores of all nodes.
+
+    NeMo Megatron computes the forward pass of all layers again, neuronx-distributed that of attention. The stages of a
+    pipeline wait for the first and after the last of a step's micro-batches.
+    """
+    work = _single(c, a, batch=1)
+    if a["kind"] == "decoder":
+        works.training_head(work, a, length_of(c))
+    library = c.framework.lower()
+    passes = 4 if "nemo" in library else 3
+    again = 4 if "nemo" in library or "distributed" in library else 3
+    micro_batches = (c.global_batch or 0) / (c.dp * c.batch)
+    share = (1 + (c.pp - 1) / micro_batches if micro_batches >= 1 else 1) / max(c.cores, 1)
     return Work(
-        flops=forward.flops * share,
-        dense=forward.dense * share,
-        attention=forward.attention * share,
-        scores=forward.scores * share,
-        elements=forward.elements * share,
+        flops=work.flops * 3 / max(c.cores, 1),
+        dense=work.dense * passes * share,
+        convolved=work.convolved * passes * share,
+        attention=work.attention * again * share,
+        scores=work.scores * again * share,
+        elements=work.elements * passes * share,
     )
 
 
 _FLASH_V2: Final = 4096  # tokens of a prompt
 _FLASH_V3: Final = 1024
-_FLASH: Final = ("nxd-prefill", "training")  # their attention kernels keep scores on the chip
+_FLASH: Final = ("diffusion", "nxd-prefill", "training")  # their attention kernels keep scores on the chip
 
 
 _ELEMENT: Final = 64  # bytes of a DMA's smallest access

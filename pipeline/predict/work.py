@@ -190,6 +190,13 @@ def _language_head(work: Work, a: Architecture, rows: int) -> None:
     work.outputs += rows * columns * _WIDE / TILE
 
 
+def training_head(work: Work, a: Architecture, tokens: int) -> None:
+    """The logits of all tokens but the last, which `prefill` counts."""
+    columns = math.ceil(a["vocab"] / work.tp)
+    work.product(work.batch * (tokens - 1), a["hidden"], columns, bytes_each=0)
+    work.elements += work.batch * tokens * columns * 3
+
+
 def encoder(a: Architecture, *, batch: int, tokens: int) -> Work:
     """A text encoder on one core; its outputs are hidden states, or logits if it has classes."""
     work = Work(batch)
@@ -300,6 +307,7 @@ def perceiver(a: Architecture, *, batch: int) -> Work:
     latents, hidden, inputs, channels = a["latents"], a["hidden"], a["inputs"], a["channels"]
     if "projected_from" in a:
         work.product(batch * inputs, a["projected_from"], channels // 2)
+        work.product(inputs, channels // 2, channels // 2)  # of the trained positions
     if "stem" in a:
         work.convolution(112 * 112, 7, 3, a["stem"])
     width = channels
@@ -352,6 +360,7 @@ def diffusion(a: Architecture, *, width: int, height: int) -> tuple[Execution, .
 
 def _unet(work: Work, a: Architecture, width: int, height: int, context: int) -> None:
     widths, depths = a["widths"], a["transformers"]
+    text = {"heads": a.get("heads", 0), "cross": a["cross"], "context": context}
     area, channels = float(width * height), widths[0]
     work.convolution(area, 3, a["inputs"], channels)
     skips = [channels]
@@ -359,20 +368,20 @@ def _unet(work: Work, a: Architecture, width: int, height: int, context: int) ->
         for _ in range(2):
             _residual(work, area, channels, columns)
             channels = columns
-            _cross_transformer(work, area, columns, depths[stage], a["cross"], context)
+            _cross_transformer(work, area, columns, depths[stage], **text)
             skips.append(channels)
         if stage < len(widths) - 1:
             area /= 4
             work.convolution(area, 3, channels, channels)
             skips.append(channels)
     _residual(work, area, channels, channels)
-    _cross_transformer(work, area, channels, max(depths[-1], 1), a["cross"], context)
+    _cross_transformer(work, area, channels, max(depths[-1], 1), **text)
     _residual(work, area, channels, channels)
     for stage in reversed(range(len(widths))):
         for _ in range(3):
             _residual(work, area, channels + skips.pop(), widths[stage])
             channels = widths[stage]
-            _cross_transformer(work, area, channels, depths[stage], a["cross"], context)
+            _cross_transformer(work, area, channels, depths[stage], **text)
         if stage:
             area *= 4
             work.convolution(area, 3, channels, channels)
@@ -387,11 +396,14 @@ def _residual(work: Work, area: float, inner: int, columns: int) -> None:
     work.elements += work.batch * area * 4 * (inner + columns)  # two group normalizations with their activations
 
 
-def _cross_transformer(work: Work, area: float, hidden: int, layers: int, cross: int, context: int) -> None:
+def _cross_transformer(
+    work: Work, area: float, hidden: int, layers: int, *, heads: int, cross: int, context: int
+) -> None:
+    """A block of transformers between convolutions; its heads have 64 channels where their number is not given."""
     if not layers:
         return
     rows = work.batch * area
-    own = {"hidden": hidden, "heads": max(hidden // 64, 8), "layers": layers, "intermediate": 4 * hidden, "gated": True}
+    own = {"hidden": hidden, "heads": heads or hidden // 64, "layers": layers, "intermediate": 4 * hidden, "gated": True}
     transformer(work, own, tokens=area, context=area)
     work.product(rows, hidden, hidden, times=2 * layers)
     work.product(work.batch * context, cross, 2 * hidden, times=layers)
