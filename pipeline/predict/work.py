@@ -37,7 +37,7 @@ class Work:
     experts: float = 0.0  # of those with the weights of experts
     convolved: float = 0.0  # of convolutions
     attention: float = 0.0  # of products between activations, in whole tiles
-    calls: float = 0.0  # of attention in decoding: one for each layer, sequence and head
+    calls: float = 0.0  # of attention in decoding: one for each layer, sequence and head of keys
     scores: float = 0.0  # elements of attention matrices
     spilled: float = 0.0  # bytes of those that do not fit on the chip, written and read
     ragged: float = 0.0  # activations with a last axis that fills no whole lanes, moved one by one
@@ -166,7 +166,7 @@ def decode(a: Architecture, *, batch: int, context: int, tp: int) -> Work:
     kv_heads = _kv_heads(a, tp)
     head_dim = a.get("head_dim", a["hidden"] // a["heads"])
     heads = math.ceil(a["heads"] / tp)
-    work.calls += a["layers"] * batch * heads
+    work.calls += a["layers"] * batch * kv_heads  # queries that share keys are one product
     work.lanes += a["layers"] * context * math.ceil(batch * heads / TILE)
     work.cache += 2.0 * a["layers"] * batch * context * kv_heads * head_dim * _NARROW
     _language_head(work, a, batch)
