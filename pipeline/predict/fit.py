@@ -37,7 +37,7 @@ PRIORS: Final[Mapping[str, tuple[float, float]]] = {
     "convolution.fixed": (1.5, 0.7),
     "dma.cache": (1.5, 0.5),
     "dma.gathered": (2, 0.7),
-    "dma.ragged": (1, 0.7),
+    "dma.ragged": (2, 0.7),  # written and read
     "dma.spilled": (12, 0.7),
     "dma.weights": (1.2, 0.1),
     "experts.visit": (2, 0.5),
@@ -74,6 +74,8 @@ _SERVER: Final = (1.0, 1.0)  # milliseconds that an HTTP server adds
 SEED: Final = 20
 _DRAWS: Final = 40  # of the bootstrap
 _UNSCORED: Final = 0.5  # weight of the other table's latency of a scored throughput
+_OLDEST: Final = (2, 16)
+_OLD: Final = 0.15  # weight of a latency by an earlier SDK, whose compiler was another
 _NOISE: Final = 0.07  # of one measurement: consecutive SDKs differ by 1 to 5 % in the middle
 
 
@@ -257,8 +259,14 @@ class Selection:
     def problem(self) -> Problem:
         """The rows as observations of a fit."""
         return Problem(
-            [Observation(cycle, row.cycle or 0.0, 1.0 if row.scored else _UNSCORED) for row, cycle in self.rows]
+            [Observation(cycle, row.cycle or 0.0, _weight(row)) for row, cycle in self.rows]
         )
+
+
+def _weight(row: Measured) -> float:
+    if row.scored:
+        return 1.0
+    return _OLD if row.configuration.release < _OLDEST else _UNSCORED
 
 
 def select(measured: Sequence[Measured]) -> Selection:

@@ -67,6 +67,11 @@ class Configuration:
         return self._library == "tnx" or (self._library == "served" and ("vllm" not in name))
 
     @property
+    def release(self) -> tuple[int, ...]:
+        """The numbers of the SDK's version; the last of a range of them."""
+        return tuple(int(each) for each in (self.sdk.split() or [""])[-1].split(".") if each.isdecimal())
+
+    @property
     def queued(self) -> float:
         """Requests in flight for each replica: how many of its cycles a request takes."""
         return max(1.0, (self.in_flight or self.dp) / self.dp)

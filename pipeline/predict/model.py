@@ -200,13 +200,8 @@ def _replicated(c: Configuration, a: Architecture) -> Architecture:
     """The architecture with the heads of keys and values that the row's library keeps. Transformers NeuronX before
     SDK 2.19 repeats those that a degree does not divide once for each head of queries."""
     heads = a.get("kv_heads", 0)
-    old = c.transformers_neuronx and c.sdk and _release(c.sdk) < (2, 19)
+    old = c.transformers_neuronx and c.sdk and c.release < (2, 19)
     return {**a, "kv_heads": a["heads"]} if old and heads % c.tp else a
-
-
-def _release(sdk: str) -> tuple[int, ...]:
-    """The numbers of an SDK's version; of a range the last."""
-    return tuple(int(each) for each in sdk.split()[-1].split(".") if each.isdecimal())
 
 
 def _executions(c: Configuration, a: Architecture) -> Iterator[Execution]:
