@@ -332,7 +332,8 @@ def _graph(c: Configuration, cores: Cores, execution: Execution, copies: float) 
     fp32 = c.autocast == "none" and c.model_dtype == "fp32"
     flops = (cores.flops_fp32 if fp32 else cores.flops) * each
     read = work.weights * (2 if fp32 else 1)
-    at = (f"@{c.code}", f"@{cores.family}")
+    code = execution.code or c.code
+    at = (f"@{code}", f"@{cores.family}")
     terms = [
         _term("compute", "tensor.dense", at, work.dense / flops),
         _term("compute", "tensor.experts", at, work.experts / flops),
@@ -340,7 +341,7 @@ def _graph(c: Configuration, cores: Cores, execution: Execution, copies: float) 
         _term("compute", "tensor.attention", at, work.attention / flops),
         _term("compute", "vector.elements", at, work.elements / (cores.vector * each)),
         _term("compute", _softmax(c, cores), at, work.scores / (cores.vector * each)),
-        _term("compute", "dma.spilled", at, 0.0 if c.code in _FLASH else work.spilled / (cores.dma * each)),
+        _term("compute", "dma.spilled", at, 0.0 if code in _FLASH else work.spilled / (cores.dma * each)),
         _term("compute", "dma.ragged", at, work.ragged * _ELEMENT / (cores.dma * each)),
         _term("serial", "vector.narrow", at, work.narrow * TILE / cores.vector),
         _term("serial", "vector.context", at, work.lanes * TILE / cores.vector),

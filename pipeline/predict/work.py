@@ -66,11 +66,15 @@ class Work:
             self.ragged += times * rows * inner
 
     def convolution(self, positions: float, kernel: int, inner: int, columns: int, *, times: int = 1) -> None:
-        """A convolution, as a product over its window, of one image; one pass adds the bias and activates."""
+        """A convolution of one image; one pass adds the bias and activates. Channels that fill half a tile are
+        multiplied for one place of the window after the other, fewer ones for all places together."""
         before, ragged = self.dense, self.ragged
-        self.product(self.batch * positions, kernel * kernel * inner, columns, times=times)
-        self.convolved, self.dense, self.ragged = self.convolved + self.dense - before, before, ragged
-        self.elements += times * self.batch * positions * columns
+        rows, window = self.batch * positions, kernel * kernel
+        self.product(rows, window * inner, columns, times=times)
+        tiles = window * _tiled(inner) if 2 * inner >= TILE else _tiled(window * inner)
+        self.convolved += 2 * times * max(rows, _LEAST_ROWS) * tiles * _tiled(columns)
+        self.dense, self.ragged = before, ragged
+        self.elements += times * rows * columns
         self.convolutions += times
 
     def attend(self, heads: float, queries: float, context: float, head_dim: float, *, times: float = 1) -> None:
@@ -99,6 +103,7 @@ class Execution:
 
     work: Work
     times: float = 1
+    code: str = ""  # its generator, if it is not that of the row
 
 
 def transformer(work: Work, a: Architecture, *, tokens: float, context: float, cross: float = 0) -> None:
@@ -344,7 +349,7 @@ def diffusion(a: Architecture, *, width: int, height: int) -> tuple[Execution, .
         words = Work()
         transformer(words, text, tokens=a["context"], context=a["context"])
         words.outputs += a["context"] * text["hidden"] * _NARROW
-        executions.append(Execution(words, 2))
+        executions.append(Execution(words, 2, "traced"))
     for part in (a, a["refiner"]) if "refiner" in a else (a,):
         step = Work()
         if "unet" in part:
@@ -416,6 +421,7 @@ def _diffusion_transformer(work: Work, a: Architecture, width: int, height: int,
     tokens = (width // a["patch"]) * (height // a["patch"])
     work.product(tokens, 4 * a["patch"] ** 2, a["hidden"])
     transformer(work, a, tokens=tokens, context=tokens, cross=context)
+    work.elements += 6 * a["layers"] * tokens * a["hidden"]  # modulated by the time step, and gated
     work.product(tokens, a["hidden"], 8 * a["patch"] ** 2)
 
 
