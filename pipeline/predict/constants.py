@@ -14,8 +14,9 @@ from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.documents import Count, Digest, Document, Text, parse_document
 from nxpipe.artifact_store.errors import NotUnderstood
 from nxpipe.artifact_store.manifest import Manifest
+from nxpipe.pipeline.predict.architectures import architecture, architecture_of
 from nxpipe.pipeline.predict.measurements import Configuration, value_of
-from nxpipe.pipeline.predict.model import Graph, architecture, architecture_of, duration, graphs
+from nxpipe.pipeline.predict.model import Graph, duration, graphs
 from nxpipe.pipeline.predict.work import Architecture, NotPredicted
 from nxpipe.pipeline.util.errors import InputInvalid
 from nxpipe.pipeline.util.files import DocumentInvalid, json_of, read_file, write_whole
@@ -231,8 +232,9 @@ def _architecture(model_id: str, config: object) -> Architecture:
 
 
 def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The numbers and names of a configuration."""
-    return ((key, value) for key, value in config.items() if isinstance(value, str | int | bool | None))
+    """The numbers, names and parts of a configuration."""
+    kinds = str | int | bool | list | Mapping | None
+    return ((key, value) for key, value in config.items() if isinstance(value, kinds))
 
 
 def _family(phase: str, batch: int, kind: str) -> str:

@@ -258,9 +258,7 @@ class Selection:
 
     def problem(self) -> Problem:
         """The rows as observations of a fit."""
-        return Problem(
-            [Observation(cycle, row.cycle or 0.0, _weight(row)) for row, cycle in self.rows]
-        )
+        return Problem([Observation(cycle, row.cycle or 0.0, _weight(row)) for row, cycle in self.rows])
 
 
 def _weight(row: Measured) -> float:

@@ -131,16 +131,18 @@ def _kv_heads(a: Architecture, tp: int) -> int:
 
 
 def _feed_forward(work: Work, a: Architecture, rows: float) -> None:
-    """Dense and expert layers. Experts are read that at least one of the rows selects, if rows select evenly."""
+    """Dense and expert layers; all are expert layers but `dense_layers`, if there are experts."""
     hidden, layers = a["hidden"], a["layers"]
     projections = 3 if a.get("gated", a.get("kind") == "decoder") else 2
-    experts = a.get("experts", 0)
-    dense = math.ceil((a.get("shared_intermediate", 0) if experts else a["intermediate"]) / work.tp)
-    if dense:
-        work.product(rows, hidden, dense, times=layers * projections)
-        work.elements += layers * rows * projections * dense
-    if experts:
-        _experts(work, a, rows, projections)
+    expert_layers = layers - a.get("dense_layers", 0) if a.get("experts") else 0
+    shared = a.get("shared_intermediate", 0)
+    for size, times in ((a["intermediate"], layers - expert_layers), (shared, expert_layers)):
+        columns = math.ceil(size / work.tp)
+        if columns and times:
+            work.product(rows, hidden, columns, times=times * projections)
+            work.elements += times * rows * projections * columns
+    if expert_layers:
+        _experts(work, {**a, "layers": expert_layers}, rows, projections)
     work.elements += layers * rows * 5 * hidden
     work.exchange(rows * hidden, times=layers)
 
@@ -380,7 +382,7 @@ def _unet(work: Work, a: Architecture, width: int, height: int, context: int) ->
             work.convolution(area, 3, channels, channels)
             skips.append(channels)
     _residual(work, area, channels, channels)
-    _cross_transformer(work, area, channels, max(depths[-1], 1), **text)
+    _cross_transformer(work, area, channels, a.get("middle", max(depths[-1], 1)), **text)
     _residual(work, area, channels, channels)
     for stage in reversed(range(len(widths))):
         for _ in range(3):
@@ -408,7 +410,13 @@ def _cross_transformer(
     if not layers:
         return
     rows = work.batch * area
-    own = {"hidden": hidden, "heads": heads or hidden // 64, "layers": layers, "intermediate": 4 * hidden, "gated": True}
+    own = {
+        "hidden": hidden,
+        "heads": heads or hidden // 64,
+        "layers": layers,
+        "intermediate": 4 * hidden,
+        "gated": True,
+    }
     transformer(work, own, tokens=area, context=area)
     work.product(rows, hidden, hidden, times=2 * layers)
     work.product(work.batch * context, cross, 2 * hidden, times=layers)

@@ -28,10 +28,18 @@ def table(folder: Path) -> Path:
         for length in (64, 128, 384)
     ]
     decodes = [
-        {**DECODE, "model": model, "batch": str(batch), "tp_degree": str(tp), "cores_used": str(tp)}
+        {
+            **DECODE,
+            "model": model,
+            "batch": str(batch),
+            "tp_degree": str(tp),
+            "cores_used": str(tp),
+            "input_len": tokens,
+        }
         for model in ("meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-13b-hf", "meta-llama/Meta-Llama-3-8B")
         for batch in (1, 8)
         for tp in (2, 8, 24)
+        for tokens in ("128", "3000")
     ]
     return write_table(folder / "table.csv", [*encoders, *decodes])
 
