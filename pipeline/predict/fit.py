@@ -61,6 +61,7 @@ PRIORS: Final[Mapping[str, tuple[float, float]]] = {
     "vector.softmax": (5, 1),
 }
 _SPREADS: Final[Mapping[str, float]] = {  # of deviations, by what they deviate from
+    "collective.bytes": 0.25,  # links of one documented rate
     "collective.hop": 0.5,
     "dma.spilled": 1.0,
     "dma.weights": 0.15,
