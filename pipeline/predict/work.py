@@ -18,6 +18,7 @@ TILE: Final = 128  # rows and columns of the tensor engine's array
 _ON_CHIP: Final = 12 << 20  # bytes of one head's attention matrices: half of the SBUF
 _LEAST_ROWS: Final = 64  # rows that a tile takes at least: the time to load the next one
 _ALIGNED: Final = 32  # columns of a block that engines transpose
+_POOLED: Final = 9  # places of the window after a stem, over which the largest is taken
 _WIDE: Final = 4  # bytes of fp32
 _NARROW: Final = 2  # bytes of bf16
 
@@ -247,6 +248,7 @@ def resnet(a: Architecture, *, batch: int, width: int, height: int) -> Work:
     expansion, channels = (1 if a["block"] == "basic" else 4), 64
     area = width * height / 16
     work.convolution(4 * area, 7, 3, channels)
+    work.elements += _POOLED * batch * area * channels
     for stage, depth in enumerate(a["depths"]):
         inner = 64 << stage
         area /= 4 if stage else 1
@@ -317,6 +319,7 @@ def perceiver(a: Architecture, *, batch: int) -> Work:
         work.product(inputs, channels // 2, channels // 2)  # of the trained positions
     if "stem" in a:
         work.convolution(112 * 112, 7, 3, a["stem"])
+        work.elements += _POOLED * batch * 56 * 56 * a["stem"]
     width = channels
     work.product(batch * inputs, channels, 2 * width)
     work.product(batch * latents, hidden, width)
