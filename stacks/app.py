@@ -17,10 +17,10 @@ from nxpipe.pipeline.config import Config, ConfigInvalid, ServingFleet, Training
 from nxpipe.pipeline.config.cloud import ExistingNetwork
 from nxpipe.pipeline.config.load import check_placement, has_network, load, read_source, zones_of
 from nxpipe.pipeline.config.locks import AmiLock, require_driver
+from nxpipe.pipeline.config.prices import load_prices
 from nxpipe.pipeline.util.exit_codes import CONFIGURATION, FINDINGS
 from nxpipe.pipeline.util.text import for_log
 from nxpipe.stacks.handles import EndpointHandle, ObserveHandle, ReleaseHandle, ServeHandle, StoreHandle, TrainHandle
-from nxpipe.stacks.lint.costs import load_prices
 from nxpipe.stacks.lint.egress import Unreachable
 from nxpipe.stacks.lint.validation import guard
 from nxpipe.stacks.locks import (

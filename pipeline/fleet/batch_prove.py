@@ -17,6 +17,7 @@ from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.emulator.hardware.instance import Instance
 from nxpipe.pipeline.artifacts.store_url import VARIABLE
 from nxpipe.pipeline.build.executors.batch import ENDED, PROJECT_TAG, describe, is_retryable
+from nxpipe.pipeline.config.prices import load_prices
 from nxpipe.pipeline.models.thresholds import Thresholds, faults_of
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.aws import client, convert_sdk_errors, error_code
@@ -30,7 +31,6 @@ from nxpipe.pipeline.util.errors import (
 )
 from nxpipe.pipeline.util.text import human_bytes
 from nxpipe.pipeline.verify.prove import ProveOptions
-from nxpipe.stacks.lint.costs import load_prices
 from nxpipe.stacks.names import proving_queue
 
 if TYPE_CHECKING:

@@ -35,12 +35,12 @@ from nxpipe.pipeline.config.locks import (
     has_job_hosts,
     read_cluster_lock,
 )
+from nxpipe.pipeline.config.prices import load_prices
 from nxpipe.pipeline.fleet import preflight_rules as rules
 from nxpipe.pipeline.fleet.account import Account, MissingPermission
 from nxpipe.pipeline.fleet.preflight_rules import PreflightReport, PreflightRow, row
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import AwsError
-from nxpipe.stacks.lint.costs import load_prices
 from nxpipe.stacks.locks import LOCK, NoAgentLocked, fleet_python, lock_of, locked_agent
 
 Step: TypeAlias = Callable[[str], AbstractContextManager[None]]

@@ -20,6 +20,7 @@ from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.config import Config
 from nxpipe.pipeline.config.load import load, read_source, zones_of
+from nxpipe.pipeline.config.prices import load_prices
 from nxpipe.pipeline.fleet.account import Account
 from nxpipe.pipeline.fleet.infrastructure import templates_of
 from nxpipe.pipeline.fleet.teardown import FLEET, PARTS, StepFailed
@@ -27,7 +28,7 @@ from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import InputInvalid, MissingSoftware
 from nxpipe.pipeline.util.files import NAME, write_whole
 from nxpipe.pipeline.util.text import for_json
-from nxpipe.stacks.lint.costs import Estimate, estimate, load_prices
+from nxpipe.stacks.lint.costs import Estimate, estimate
 from nxpipe.stacks.lint.template import Templates
 from nxpipe.stacks.locks import LOCK, fleet_python, lock_of, locked_agent
 from nxpipe.stacks.names import SMOKE_TAG

@@ -4,15 +4,13 @@ An estimate: charges for requests, bytes and storage depend on use and are left 
 listed without one.
 """
 
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import date
 from functools import cached_property
-from pathlib import Path
 from typing import Final
 
 from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.pipeline.config.prices import Prices
 from nxpipe.stacks.lint.launches import (
     BATCH,
     GROUP,
@@ -34,27 +32,8 @@ _NAT: Final = "AWS::EC2::NatGateway"
 _ENDPOINT: Final = "AWS::EC2::VPCEndpoint"
 _HOSTED: Final = "AWS::SageMaker::Endpoint"
 _CLUSTER: Final = "AWS::EKS::Cluster"
-_BILLED_BY_USE_TOO: Final = (
-    "AWS::ElasticLoadBalancingV2::LoadBalancer",
-    "AWS::FSx::FileSystem",
-)
-
-
-@dataclass(frozen=True)
-class Prices:
-    """US dollars an hour, by region and by instance type or type of resource."""
-
-    known: Mapping[str, Mapping[str, float]]
-    date: date  # of the oldest
-
-    def of(self, region: str | None, what: str) -> float | None:
-        return self.known.get(region or "", {}).get(what)
-
-    def dearest(self, region: str | None, types: Iterable[str]) -> float | None:
-        """The highest price of several instance types; None if one of them has no known price."""
-        prices = [self.of(region, type_) for type_ in types]
-        known = [price for price in prices if price is not None]
-        return max(known) if known and len(known) == len(prices) else None
+_BALANCER: Final = "AWS::ElasticLoadBalancingV2::LoadBalancer"
+_FILE_SYSTEM: Final = "AWS::FSx::FileSystem"
 
 
 @dataclass(frozen=True)
@@ -121,23 +100,13 @@ class Estimate:
         return {(True, False): "At least", (False, True): "At most"}.get((incomplete, at_most), "About")
 
 
-def load_prices() -> Prices:
-    lists = tomllib.loads(Path(__file__).with_name("prices.toml").read_text())
-    known: dict[str, dict[str, float]] = {}
-    for table in lists.values():
-        for region, prices in table.items():
-            if isinstance(prices, dict):
-                known.setdefault(region, {}).update(prices)
-    return Prices(known, min(table["date"] for table in lists.values()))
-
-
 def estimate(templates: Templates, prices: Prices) -> Estimate:
     lines = [
         *_of_instances(templates, prices),
         *_of_endpoints(templates, prices),
         *_of_fixed_resources(templates, prices),
     ]
-    for resource in templates.of(*_BILLED_BY_USE_TOO):
+    for resource in templates.of(_FILE_SYSTEM):
         lines.append(Line(resource, resource.type, None, ": no price known"))
     return Estimate(tuple(lines), prices)
 
@@ -244,6 +213,10 @@ def _of_fixed_resources(templates: Templates, prices: Prices) -> Iterator[Line]:
     for endpoint in templates.of(_ENDPOINT):
         if endpoint.properties.get("VpcEndpointType") == "Interface":
             yield _line(endpoint, "endpoint", max(1, len(listed(endpoint.properties.get("SubnetIds")))), prices)
+    for balancer in templates.of(_BALANCER):
+        price = prices.of(balancer.region, _BALANCER)
+        remark = ": no price known" if price is None else ", without its capacity units"
+        yield Line(balancer, _BALANCER if price is None else "load balancer", price, remark)
     for cluster in templates.of(_CLUSTER):
         yield _line(cluster, "control plane of EKS", 1, prices)
 

@@ -6,7 +6,7 @@ from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
 from typing import Final
 
-from nxpipe.stacks.lint.costs import Prices
+from nxpipe.pipeline.config.prices import Prices
 from nxpipe.stacks.lint.template import Resource, Templates
 
 

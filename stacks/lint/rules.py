@@ -10,8 +10,9 @@ from typing import Any, Final
 from nxpipe.pipeline.config import Config, ServingFleet
 from nxpipe.pipeline.config.capacity import DRAINED_BEFORE_THE_END, CapacityBlock
 from nxpipe.pipeline.config.endpoints import has_local_disks
+from nxpipe.pipeline.config.prices import load_prices
 from nxpipe.stacks.lint import data_rules, network_rules, rules
-from nxpipe.stacks.lint.costs import estimate, load_prices
+from nxpipe.stacks.lint.costs import estimate
 from nxpipe.stacks.lint.data_rules import KEEP
 from nxpipe.stacks.lint.finding import Accepted, Facts, Finding, KnownImage, Rule, Window
 from nxpipe.stacks.lint.launches import BATCH, GROUP, NODES, TEMPLATE, Launch, compute, instance_types, launches

@@ -16,7 +16,8 @@ from aws_cdk import App, Validations
 from cdk_nag import AwsSolutionsChecks, NIST80053R5Checks
 
 from nxpipe.pipeline.config import Config
-from nxpipe.stacks.lint.costs import estimate, load_prices
+from nxpipe.pipeline.config.prices import load_prices
+from nxpipe.stacks.lint.costs import estimate
 from nxpipe.stacks.lint.finding import Accepted, Facts, Finding, sift
 from nxpipe.stacks.lint.rules import RULES, accepted_by, facts_of, lint
 from nxpipe.stacks.lint.template import Resource, Template, Templates, construct_paths, read

@@ -17,13 +17,14 @@ from botocore.exceptions import ClientError
 from moto import mock_aws
 
 from nxpipe.artifact_store import open_store
+from nxpipe.pipeline.config.prices import load_prices
 from nxpipe.pipeline.fleet.account import Account
 from nxpipe.pipeline.fleet.agent.wheels import Bundle
 from nxpipe.pipeline.fleet.smoke import SmokeTest
 from nxpipe.pipeline.fleet.smoke_project import SmokePrice, SmokeProject
 from nxpipe.pipeline.fleet.teardown import SmokeSteps, StepFailed, Teardown
 from nxpipe.pipeline.util.errors import AwsError
-from nxpipe.stacks.lint.costs import estimate, load_prices
+from nxpipe.stacks.lint.costs import estimate
 from nxpipe.stacks.lint.template import Templates, read
 from nxpipe.stacks.names import fleet_log
 from tests.localaws.install import install

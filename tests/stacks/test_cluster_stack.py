@@ -15,8 +15,9 @@ from nxpipe.pipeline.config import ConfigInvalid
 from nxpipe.pipeline.config.capacity import DRAINED_BEFORE_THE_END
 from nxpipe.pipeline.config.cluster import SYSTEM
 from nxpipe.pipeline.config.locks import ADDONS
+from nxpipe.pipeline.config.prices import Price, Prices, Purchase
 from nxpipe.stacks.app import add_stacks, deployable
-from nxpipe.stacks.lint.costs import Prices, estimate
+from nxpipe.stacks.lint.costs import estimate
 from nxpipe.stacks.lint.finding import Facts, Window
 from nxpipe.stacks.lint.template import Templates, read
 from nxpipe.stacks.lint.validation import ACKNOWLEDGED, Guards
@@ -223,7 +224,8 @@ def test_an_estimate_counts_nodes_at_their_desired_sizes_and_the_control_plane(
     whole: dict[str, Any],
 ) -> None:
     known = {"inf2.xlarge": 3.0, "m7i.large": 0.5, "trn1.32xlarge": 100.0, "AWS::EKS::Cluster": 0.25}
-    prices = Prices({REGION: known}, BLOCK["start"].date())
+    date = BLOCK["start"].date()
+    prices = Prices({(REGION, what, Purchase.ON_DEMAND): Price(hourly, date, "test") for what, hourly in known.items()})
     found = estimate(Templates((read("demo-cluster", whole, REGION),)), prices)
     assert found.hourly == 1 * 3.0 + 2 * 0.5 + 0.25
     assert "a capacity block of trn1.32xlarge" in str(found)

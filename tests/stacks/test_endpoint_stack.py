@@ -11,7 +11,8 @@ from botocore.session import get_session
 
 from nxpipe.pipeline.config import Config, load_config
 from nxpipe.pipeline.config.endpoints import HOSTED
-from nxpipe.stacks.lint.costs import Prices, estimate, load_prices
+from nxpipe.pipeline.config.prices import Price, Prices, Purchase, load_prices
+from nxpipe.stacks.lint.costs import estimate
 from nxpipe.stacks.lint.egress import needs
 from nxpipe.stacks.lint.finding import Facts
 from nxpipe.stacks.lint.rules import lint
@@ -315,7 +316,7 @@ def test_instances_of_sagemaker_are_priced_by_its_own_list_or_said_to_have_no_pr
     templates = world(tmp_path).templates
     assert "4 × ml.inf2.xlarge (demo-endpoint-answers/" in str(estimate(templates, load_prices()))
     assert "no price known in us-east-2" in str(estimate(templates, load_prices()))
-    priced = Prices({REGION: {"ml.inf2.xlarge": 0.5}}, load_prices().date)
+    priced = Prices({(REGION, "ml.inf2.xlarge", Purchase.ON_DEMAND): Price(0.5, load_prices().date, "test")})
     assert estimate(templates, priced).hourly == pytest.approx(2.0)
 
 

@@ -9,7 +9,8 @@ import pytest
 from aws_cdk import App
 
 from nxpipe.pipeline.config import ConfigInvalid
-from nxpipe.stacks.lint.costs import estimate, load_prices
+from nxpipe.pipeline.config.prices import load_prices
+from nxpipe.stacks.lint.costs import estimate
 from nxpipe.stacks.lint.finding import Facts
 from nxpipe.stacks.lint.rules import lint
 from nxpipe.stacks.lint.template import Templates, read

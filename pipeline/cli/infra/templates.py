@@ -120,9 +120,10 @@ def plan(ctx: click.Context, app: Path, origin: str, region: str | None, config_
       npx cdk synth --quiet && nxpipe infra plan
       nxpipe infra plan --from ../main/cdk.out
     """
+    from nxpipe.pipeline.config.prices import load_prices
     from nxpipe.pipeline.fleet.infrastructure import plan_text, stale_values, templates_of
     from nxpipe.pipeline.util.aws import client
-    from nxpipe.stacks.lint.costs import estimate, load_prices
+    from nxpipe.stacks.lint.costs import estimate
     from nxpipe.stacks.lint.deployment_plan import plan as planned
 
     console: Console = ctx.obj

@@ -244,7 +244,7 @@ class Costs:
 
     def so_far(self, report: MonitorReport) -> float | None:
         """US dollars; None without a list price."""
-        from nxpipe.stacks.lint.costs import load_prices
+        from nxpipe.pipeline.config.prices import load_prices
 
         info = report.get("instance_info")
         own = info if isinstance(info, dict) else {}
