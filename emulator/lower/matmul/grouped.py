@@ -16,7 +16,7 @@ from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, divided
 from nxpipe.emulator.isa.cost import DESCRIPTOR_NS, ISSUE, START_NS
 from nxpipe.emulator.isa.gpsimd import IotaPattern
-from nxpipe.emulator.isa.instruction import Alu, Engine
+from nxpipe.emulator.isa.instruction import DMA_QUEUES, Alu, Engine
 from nxpipe.emulator.isa.operands import Axis, Memory
 from nxpipe.emulator.isa.scalar import Activation, Function
 from nxpipe.emulator.isa.tensor import Matmul, NcTranspose
@@ -35,7 +35,7 @@ from nxpipe.emulator.lower.view import TiledView, View
 from nxpipe.emulator.ops import GroupedMatMul
 
 _SPARE: Final = 20 << 10  # bytes of a partition for small tiles
-_ROW_MATRICES: Final = 8  # matrices that are read at once, by as many queues
+_ROW_MATRICES: Final = len(DMA_QUEUES)  # that are read at once, by a queue each
 
 
 @lowers(GroupedMatMul)
@@ -182,7 +182,7 @@ class _Gathered:
         width, chunks = self._width, chunks_of(summed)
         load = load_cost(core, self.matrices.pick(0, 0), chunks, min(width, columns)).dma
         start = START_NS + min(summed, PARTITIONS) * DESCRIPTOR_NS
-        queues = min(self._at_once(rows), _ROW_MATRICES)
+        queues = min(self._fitting(width), rows, _ROW_MATRICES)
         slow = core.fp32_cycle_factor if self.x.dtype is DType.FLOAT32 else 1
         tensor = slow * chunks * chunks_of(width) * ISSUE / core.tensor_ghz
         return ceil(columns / width) * (rows * max(load, tensor, (start + load) / queues) + start)
@@ -214,16 +214,9 @@ class _Gathered:
         widths += [width for width in (tile // 2, tile // 4) if width < columns]
         for least in (4, 2):
             for width in widths:
-                if self._fitting(width) >= least:
+                if self._fitting(width) >= least and (least == 2 or width >= min(tile, columns)):
                     return width
         return widths[-1]
-
-    def _at_once(self, rows: int) -> int:
-        """The number of rows whose matrices are read at once, by a queue each; twice as many are in SBUF."""
-        fitting = self._fitting(self._width)
-        if rows <= min(fitting, _ROW_MATRICES):
-            return rows
-        return max(min(fitting // 2, _ROW_MATRICES), 1)
 
     def _numbers(self, groups: View) -> dict[int, Block]:
         """For each distance of two partitions' first rows in a matrix, the row numbers [128, rows] of each row's
@@ -259,19 +252,26 @@ class _Gathered:
         for first, count in k.spans(rows[1], max(BANK // chunks, 1)):
             with k.scope():
                 sums = k.psum(PARTITIONS, chunks, count)
-                for start, at_once in k.spans(count, self._at_once(count)):
+                for start, at_once in k.spans(count, min(count, _ROW_MATRICES)):
                     with k.scope():
-                        row_numbers = [first + start + number for number in range(at_once)]
-                        weights = [self._load(numbers, row, columns, inside) for row in row_numbers]
-                        for number, (row, weight) in enumerate(zip(row_numbers, weights, strict=True)):
+                        blocks = self._blocks(at_once, width)
+                        for number in range(at_once):
+                            row = first + start + number
+                            weight = self._load(blocks[number % len(blocks)], numbers, row, columns, inside)
                             self._multiply(sums, start + number, weight, transposed, row, width)
                 self._store(sums, valid, (first + rows[0], count), columns)
 
-    def _load(self, numbers: dict[int, Block], row: Affine, columns: Span, inside: Span) -> TiledBlock:
+    def _blocks(self, rows: int, width: int) -> list[Block]:
+        """As many blocks for matrices as so many rows use, or as fit."""
+        fitting, (_, summed, _) = self._fitting(width), self.matrices.shape
+        count, shape = min(rows, max(fitting, 1)), (chunks_of(summed), width)
+        buffers = 2 if fitting >= 2 * count else 1
+        return [self.k.tile(self.matrices.dtype, PARTITIONS, *shape, buffers=buffers) for _ in range(count)]
+
+    def _load(self, block: Block, numbers: dict[int, Block], row: Affine, columns: Span, inside: Span) -> TiledBlock:
         """Load a block of columns of a row's matrix: each partition from its own row number on."""
         k, view = self.k, self.matrices.pick(0, 0)
         summed, total = view.shape
-        block = k.tile(view.dtype, PARTITIONS, chunks_of(summed), columns[1], buffers=2)
         for dst, far in tiled_reads(view, block, 0, summed, columns, inside):
             lanes = far.axes[0]
             row_tile = numbers[lanes.stride // total].cut(lanes.size, (row, 1))
