@@ -3,8 +3,8 @@
 It consists of casts, a permutation of axes, a rank's slice, and an arrangement in tiles. A weight that only linear
 layers or convolutions read is stored with its input axis first, because the tensor engine contracts over the partition
 dimension. A matrix that only matmuls read is stored in tiles, so that what a partition of SBUF takes of a block of
-columns is contiguous: DMA is slow if it moves the columns of each row separately. So is each matrix of grouped
-matmuls.
+columns is contiguous: DMA is slow if it moves the columns of each row separately. So is each
+matrix of grouped and batched matmuls.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -87,7 +87,7 @@ class _Step:
     order: tuple[int, ...] = ()
 
     def following(self, readers: Mapping[Value, Sequence[Node]], copied: Set[Value]) -> list["_Step"]:
-        """The values that the host computes from this one. It transposes what only grouped matmuls read."""
+        """The values that the host computes from this one. It transposes what only grouped and batched matmuls read."""
         nodes = readers.get(self.value, [])
         shared = self.shared or len(nodes) > 1
         steps = []
@@ -104,7 +104,7 @@ class _Step:
         return steps
 
     def _are_matrices(self, value: Value, readers: Mapping[Value, Sequence[Node]], copied: Set[Value]) -> bool:
-        """True if only grouped matmuls read the value, as their matrices, directly or after a cast by the host."""
+        """True if only such matmuls read the value, as their matrices, directly or after the host's cast."""
         nodes = readers.get(value, [])
         casts = [node for node in nodes if isinstance(node.op, Cast)]
         by_host = not self.rounded and value.type.dtype.is_float
@@ -141,8 +141,12 @@ def _forms(parameter: Value, step: _Step, readers: Sequence[Node], copied: Set[V
 
 
 def _is_matrices(value: Value, node: Node) -> bool:
-    """True if the node is a grouped matmul with these matrices."""
-    return isinstance(node.op, GroupedMatMul) and node.operands[1] == value not in (node.operands[0], node.operands[2])
+    """True if the node is a grouped matmul with these matrices, or a matmul of as many batches."""
+    others = (*node.operands[:1], *node.operands[2:])
+    if not isinstance(node.op, GroupedMatMul | MatMul) or node.operands[1] != value or value in others:
+        return False
+    batches = value.type.rank == 3 and node.result.type.shape[:-2] == value.type.shape[:1] != (1,)
+    return isinstance(node.op, GroupedMatMul) or batches
 
 
 def _is_weight(value: Value, node: Node) -> bool:

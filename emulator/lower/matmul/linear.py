@@ -46,7 +46,7 @@ def _batched_matmul(low: Lowering, node: Node) -> None:
     a, b = node.operands
     *batch, rows, columns = node.result.type.shape
     epilogue = low.epilogue(node.result, columns)
-    left, right = low.stored_view(a), low.view(b)
+    left, right = low.stored_view(a), low.weight(b)
     views = [left.broadcast((*batch, *left.shape[-2:])), right.broadcast((*batch, *right.shape[-2:]))]
     for index, (left, right) in batch_loop(low.k, views, len(batch)):
         operand = WeightOperand(node.result, right, None, b.type.dtype.on_device, node.result.type.dtype.on_device)
