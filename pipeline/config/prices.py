@@ -1,8 +1,11 @@
 """Prices of AWS with their sources and dates: by region, by instance type or type of resource, by way of buying.
 
-The table is prices.toml. A price that it lacks is None, and no caller may count it as zero.
+The table is prices.toml; one that `nxpipe prices refresh` wrote comes before it, if NXPIPE_PRICES names its file. A
+price that both lack is None, and no caller may count it as zero.
 """
 
+import math
+import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,9 +13,12 @@ from datetime import date
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-_TABLE: Final = Path(__file__).with_name("prices.toml")
+from nxpipe.pipeline.util.errors import InputInvalid
+
+OWN_TABLE: Final = "NXPIPE_PRICES"  # environment variable: a file of prices that come before the shipped ones
+_SHIPPED: Final = Path(__file__).with_name("prices.toml")
 
 
 class Purchase(StrEnum):
@@ -36,16 +42,19 @@ class Price:
     source: str
 
 
+_Key: TypeAlias = tuple[str, str, Purchase]
+
+
 @dataclass(frozen=True)
 class Prices:
     """All known prices, by region, by what is bought and by way of buying."""
 
-    known: Mapping[tuple[str, str, Purchase], Price]
+    known: Mapping[_Key, Price]
 
     @property
     def date(self) -> date:
-        """The date of the oldest price."""
-        return min(price.date for price in self.known.values())
+        """The date of the oldest price on demand."""
+        return min(price.date for (_, _, purchase), price in self.known.items() if purchase is Purchase.ON_DEMAND)
 
     def price(self, region: str | None, what: str, purchase: Purchase = Purchase.ON_DEMAND) -> Price | None:
         return self.known.get((region or "", what, purchase))
@@ -63,15 +72,32 @@ class Prices:
 
 
 @cache
-def load_prices(path: Path = _TABLE) -> Prices:
-    """The shipped prices, or those of another table. Of two prices of one thing the later in the file counts."""
-    tables: Mapping[str, Mapping[str, Any]] = tomllib.loads(path.read_text())
-    return Prices({key: price for table in tables.values() for key, price in _of_table(table)})
+def load_prices(path: Path | None = None) -> Prices:
+    """The prices of a table; without one, those that nxpipe ships, below those of the file that NXPIPE_PRICES names."""
+    if path is not None:
+        return Prices(_read(path))
+    own = os.environ.get(OWN_TABLE)
+    return Prices(_read(_SHIPPED) | (_read(Path(own)) if own else {}))
 
 
-def _of_table(table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str, Purchase], Price]]:
-    purchase = Purchase(table.get("purchase", Purchase.ON_DEMAND))
+def _read(path: Path) -> dict[_Key, Price]:
+    try:
+        tables: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        return {key: price for table in tables.values() for key, price in _of_table(table)}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError, AttributeError) as e:
+        raise InputInvalid(
+            f"{path}: no table of prices ({str(e)[:120]}); write one with `nxpipe prices refresh --out FILE`"
+        ) from e
+
+
+def _of_table(table: Mapping[str, Any]) -> Iterator[tuple[_Key, Price]]:
+    """The prices of one table. Of two prices of one thing in a file the later one counts."""
+    purchase, day, source = Purchase(table.get("purchase", Purchase.ON_DEMAND)), table["date"], str(table["source"])
+    if type(day) is not date:
+        raise ValueError(f"the date {day!r} is not a day")
     for region, prices in table.items():
         if isinstance(prices, dict):
             for what, hourly in prices.items():
-                yield (region, what, purchase), Price(hourly, table["date"], table["source"])
+                if isinstance(hourly, bool) or not isinstance(hourly, int | float) or not 0 < hourly < math.inf:
+                    raise ValueError(f"the price {hourly!r} of {what} is not a positive number")
+                yield (region, what, purchase), Price(float(hourly), day, source)

@@ -32,10 +32,8 @@ _NAT: Final = "AWS::EC2::NatGateway"
 _ENDPOINT: Final = "AWS::EC2::VPCEndpoint"
 _HOSTED: Final = "AWS::SageMaker::Endpoint"
 _CLUSTER: Final = "AWS::EKS::Cluster"
-_BILLED_BY_USE_TOO: Final = (
-    "AWS::ElasticLoadBalancingV2::LoadBalancer",
-    "AWS::FSx::FileSystem",
-)
+_BALANCER: Final = "AWS::ElasticLoadBalancingV2::LoadBalancer"
+_FILE_SYSTEM: Final = "AWS::FSx::FileSystem"
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ def estimate(templates: Templates, prices: Prices) -> Estimate:
         *_of_endpoints(templates, prices),
         *_of_fixed_resources(templates, prices),
     ]
-    for resource in templates.of(*_BILLED_BY_USE_TOO):
+    for resource in templates.of(_FILE_SYSTEM):
         lines.append(Line(resource, resource.type, None, ": no price known"))
     return Estimate(tuple(lines), prices)
 
@@ -215,6 +213,10 @@ def _of_fixed_resources(templates: Templates, prices: Prices) -> Iterator[Line]:
     for endpoint in templates.of(_ENDPOINT):
         if endpoint.properties.get("VpcEndpointType") == "Interface":
             yield _line(endpoint, "endpoint", max(1, len(listed(endpoint.properties.get("SubnetIds")))), prices)
+    for balancer in templates.of(_BALANCER):
+        price = prices.of(balancer.region, _BALANCER)
+        remark = ": no price known" if price is None else ", without its capacity units"
+        yield Line(balancer, _BALANCER if price is None else "load balancer", price, remark)
     for cluster in templates.of(_CLUSTER):
         yield _line(cluster, "control plane of EKS", 1, prices)
 
