@@ -223,7 +223,7 @@ def _later(step: Step, depth: int, iterations: int) -> Step:
             changes[field.name] = _increased(value, depth, iterations)
         elif isinstance(value, Tile | Far):
             changes[field.name] = _place_later(value, depth, iterations)
-    return replace(step, **changes)
+    return step.with_fields(**changes)
 
 
 def _place_later(place: Place, depth: int, iterations: int) -> Place:

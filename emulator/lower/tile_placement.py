@@ -225,4 +225,4 @@ class _Queues:
         )
         queues, number = self._queues[preloaded], self._next[preloaded]
         self._next[preloaded] = number + 1
-        return replace(step, engine=queues[number % len(queues)])
+        return step.with_fields(engine=queues[number % len(queues)])
