@@ -87,6 +87,9 @@ class _Access:
         return 0, 1, address + (low + reach[0]) * size, address + (high + reach[1] + 1) * size
 
 
+_MOST_PAIRS: Final = 1 << 18  # pairs of accesses that are compared at once
+
+
 class _Region:
     """All accesses to one memory.
 
@@ -99,8 +102,11 @@ class _Region:
         self._hulls = np.array([hull for _, hull in accesses], np.int64)
         self._writes = np.array([access.writes for access in self._accesses])
         self._order = np.array([access.indexed.order for access in self._accesses])
-        engines = list(Engine)
-        self._engine = np.array([engines.index(access.indexed.instruction.engine) for access in self._accesses])
+        numbers = {engine: number for number, engine in enumerate(Engine)}
+        self._engine = np.array([numbers[access.indexed.instruction.engine] for access in self._accesses])
+        offsets = [access.place.offset for access in self._accesses]
+        self._rotates = np.array([bool(offset.rotations) for offset in offsets])
+        self._moves = np.array([bool(offset.terms) and offset.terms[0][0] == 0 for offset in offsets])
         # The identities of each access's loops: the number of common loops is then computed for all pairs at once.
         depth = max((len(access.indexed.loops) for access in self._accesses), default=0)
         self._paths = np.zeros((len(self._accesses), depth), np.int64)
@@ -109,56 +115,41 @@ class _Region:
 
     def add_waits(self) -> None:
         """Add the waits that keep the program order of dependent accesses."""
-        for number, later in enumerate(self._accesses):
-            conflicts = np.flatnonzero(self._conflicts(number))
-            if not len(conflicts):
-                continue
-            common = self._common(number, conflicts)
-            for in_order in (
-                self._order[conflicts] < later.indexed.order,
-                self._order[conflicts] >= later.indexed.order,
-            ):
-                self._wait_for_last(later, conflicts[in_order & (common <= 1)], common[in_order & (common <= 1)])
-                for conflict, shared in zip(
-                    conflicts[in_order & (common > 1)], common[in_order & (common > 1)], strict=True
-                ):
-                    _add_wait(later, self._accesses[conflict], int(shared))
+        rows = max(_MOST_PAIRS // len(self._accesses), 1)
+        for first in range(0, len(self._accesses), rows):
+            for later, earlier, common in self._pairs(slice(first, first + rows)):
+                _add_wait(self._accesses[later], self._accesses[earlier], common)
 
-    def _conflicts(self, number: int) -> Array:
-        """A mask of the accesses that may conflict with an access: other engine, overlapping box, one of them a
-        write."""
-        lane, last_lane, low, high = self._hulls[number]
+    def _pairs(self, rows: slice) -> Iterator[tuple[int, int, int]]:
+        """The pairs of an access in these rows and an access that it waits for, with the number of their common loops:
+        by access, first those that come before it in the text, by common loops and in the order of the text."""
+        later, earlier = np.nonzero(self._conflicts(rows))
+        later += rows.start
+        same = (self._paths[earlier] == self._paths[later]) & (self._paths[later] != 0)
+        common: Array = np.logical_and.accumulate(same, axis=1).sum(axis=1)
+        follows, few = self._order[earlier] >= self._order[later], np.minimum(common, 2)
+        chosen = np.lexsort((earlier, few, follows, later))
+        # Of those of which only the overlap is known, the last one of each engine.
+        overlap = (common == 0) | ((common == 1) & self._only_overlap_known(later, earlier))
+        group = ((later * 2 + follows) * 2 + few) * len(Engine) + self._engine[earlier]
+        by_group = np.flatnonzero(overlap)[np.lexsort((earlier[overlap], group[overlap]))]
+        kept = ~overlap
+        kept[by_group[np.append(np.diff(group[by_group]) != 0, [True])[: len(by_group)]]] = True
+        chosen = chosen[kept[chosen]]
+        yield from zip(later[chosen].tolist(), earlier[chosen].tolist(), common[chosen].tolist(), strict=True)
+
+    def _conflicts(self, rows: slice) -> Array:
+        """For some accesses, a mask of those that may conflict: other engine, overlapping box, one of them a write."""
+        lane, last_lane, low, high = (column[:, None] for column in self._hulls[rows].T)
         mask: Array = (self._hulls[:, 0] < last_lane) & (lane < self._hulls[:, 1])
         mask &= (self._hulls[:, 2] < high) & (low < self._hulls[:, 3])
-        mask &= self._engine != self._engine[number]
-        return mask if self._writes[number] else mask & self._writes
+        mask &= self._engine != self._engine[rows, None]
+        return mask & (self._writes | self._writes[rows, None])
 
-    def _common(self, number: int, conflicts: Array) -> Array:
-        """The number of loops that each of these accesses shares with an access."""
-        same = (self._paths[conflicts] == self._paths[number]) & (self._paths[number] != 0)
-        common: Array = np.cumprod(same, axis=1).sum(axis=1)
-        return common
-
-    def _wait_for_last(self, later: _Access, conflicts: Array, common: Array) -> None:
-        """Add waits for accesses with at most one common loop. Among accesses of an engine for which only the overlap
-        is known, the last in the program text represents all: an engine completes in order, so that a wait for its last
-        instruction implies those before."""
-        for shared in np.unique(common):
-            same_depth = conflicts[common == shared]
-            reducible = [
-                number for number in same_depth if not shared or self._only_overlap_known(later, self._accesses[number])
-            ]
-            last: dict[int, int] = {}
-            for number in sorted(reducible, key=lambda number: self._order[number]):
-                last[self._engine[number]] = number
-            for number in sorted({*last.values(), *same_depth} - (set(reducible) - set(last.values()))):
-                _add_wait(later, self._accesses[number], int(shared))
-
-    def _only_overlap_known(self, access: _Access, other: _Access) -> bool:
-        places = (access.place, other.place)
-        return not any(place.offset.rotations for place in places) and not all(
-            place.offset.terms and place.offset.terms[0][0] == 0 for place in places
-        )
+    def _only_overlap_known(self, later: Array, earlier: Array) -> Array:
+        """A mask of pairs in whose one common loop neither rotates, and not both move."""
+        known: Array = ~(self._rotates[later] | self._rotates[earlier]) & ~(self._moves[later] & self._moves[earlier])
+        return known
 
 
 def _add_wait(later: _Access, earlier: _Access, common: int) -> None:
