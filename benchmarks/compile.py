@@ -1,4 +1,4 @@
-"""CPU time and memory of compiling the programs of one artifact, by default six programs of Llama-3.1-8B on eight cores.
+"""CPU time and memory of compiling an artifact, by default six programs of Llama-3.1-8B for eight cores.
 
     python benchmarks/compile.py [--model-id ID] [--target TYPE] [--tp N] [--batch N] [PHASE:TOKENS ...]
 
@@ -47,9 +47,8 @@ def main() -> int:
     ]
     spec = replace(_SPEC, model_id=options.model_id, target=options.target, tp=options.tp)
     request = replace(BuildSpec.without_weights(spec), shapes=tuple(shapes))
-    print(
-        f"{options.model_id}, tp {options.tp} on {options.target}\n{'':24} {'front s':>8} {'back s':>8} {'CPU s':>8} {'GB':>6}"
-    )
+    print(f"{options.model_id}, tp {options.tp} on {options.target}")
+    print(f"{'':24} {'front s':>8} {'back s':>8} {'CPU s':>8} {'GB':>6}")
     with tempfile.TemporaryDirectory() as folder:
         for shape in shapes:
             _compile(request, shape, Path(folder))

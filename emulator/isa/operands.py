@@ -38,6 +38,10 @@ class Tile:
     axes: tuple[Axis, ...]
     allocation: int = field(default=0, compare=False, repr=False)
 
+    def at(self, offset: Affine) -> "Tile":
+        """The tile at another offset."""
+        return Tile(self.memory, self.dtype, self.start, self.partitions, offset, self.axes, self.allocation)
+
     @property
     def elements(self) -> int:
         """Elements in each partition."""

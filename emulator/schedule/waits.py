@@ -17,7 +17,7 @@ number, the wait is for a later execution that has one. `insert_waits` adds the 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import count, islice, pairwise
 from typing import Final
 
@@ -58,14 +58,7 @@ class _Access:
         """The loop depths at which consecutive iterations, including those of inner loops, use consecutive buffers.
 
         The rotation's number must agree with the linear iteration number modulo the number of buffers."""
-        linear, depths = Affine(), set[int]()
-        for depth, size in enumerate((1, *self.indexed.counts)):
-            linear = linear * size + index(depth - 1) if depth else linear
-            if self.rotation and not any(
-                factor % self.rotation.count for _, factor in (linear + self.rotation.of * -1).terms
-            ):
-                depths.add(depth)
-        return frozenset(depths)
+        return _rotating_depths(self.rotation, self.indexed.counts) if self.rotation else frozenset()
 
     @cached_property
     def span(self) -> tuple[int, int]:
@@ -85,6 +78,16 @@ class _Access:
         size = place.dtype.itemsize
         reach = extent(place.axes)
         return 0, 1, address + (low + reach[0]) * size, address + (high + reach[1] + 1) * size
+
+
+@lru_cache(maxsize=4096)
+def _rotating_depths(rotation: RotatingOffset, counts: tuple[int, ...]) -> frozenset[int]:
+    linear, depths = Affine(), set[int]()
+    for depth, size in enumerate((1, *counts)):
+        linear = linear * size + index(depth - 1) if depth else linear
+        if not any(factor % rotation.count for _, factor in (linear + rotation.of * -1).terms):
+            depths.add(depth)
+    return frozenset(depths)
 
 
 _MOST_PAIRS: Final = 1 << 18  # pairs of accesses that are compared at once

@@ -189,7 +189,7 @@ class _RowCosts:
         runs = {rows.run, *(group.run for group in sizes)} - {1}
         run = lcm(PARTITIONS, *runs) if runs else 1
         tallest = _rounded_up(rows.shape[0])
-        heights = sorted({height for height in (*(min(size, tallest) for size in (*_HEIGHTS, run)), *_STREAMED, run)})
+        heights = sorted({*(min(size, tallest) for size in (*_HEIGHTS, run)), *_STREAMED, run})
         loads = tuple((height, rows.work(core, height)) for height in heights if not height % run)
         return cls(rows.shape, rows.dtype, run, rows.transient_bytes, rows.preparation(core), loads)
 
