@@ -434,21 +434,23 @@ class _Walk:
         return Loop(loop.count, body)
 
     def _instruction(self, step: Instruction, box: Iterations) -> Instruction:
-        known, order = self._known[step.engine], self._order
-        claims = [_Facts.of(wait, box) for wait in step.waits]
-        not_implied = [
-            row for row, implied in enumerate(known.imply(_joined([self._nothing, *claims]), box)) if not implied
-        ]
+        kept = self._not_known(step, box) if step.waits else ()
+        self._after[self._order] = self._known[step.engine]
+        self._order += 1
+        return step if len(kept) == len(step.waits) else step.after(*kept)
+
+    def _not_known(self, step: Instruction, box: Iterations) -> list[Wait]:
+        """The waits that neither the engine's facts nor the instruction's other waits imply; the engine learns them."""
+        known, claims = self._known[step.engine], [_Facts.of(wait, box) for wait in step.waits]
+        not_implied = [row for row, implied in enumerate(known.imply(_joined(claims), box)) if not implied]
         learned = {row: _joined([claims[row], *self._inherited(step.waits[row], box)]) for row in not_implied}
-        for row in not_implied:
+        for row in not_implied if len(not_implied) > 1 else ():
             other_facts = _joined([known, *(facts for other_row, facts in learned.items() if other_row != row)])
             if other_facts.by_engine().imply(claims[row], box).all():
                 del learned[row]
         if learned:
             self._known[step.engine] = _joined([known, *learned.values()]).without_implied()
-        self._after[order] = self._known[step.engine]
-        self._order += 1
-        return step.after(*(step.waits[row] for row in learned))
+        return [step.waits[row] for row in learned]
 
     def _inherited(self, wait: Wait, box: Iterations) -> Iterator[_Facts]:
         """The facts that the awaited engine knew after the awaited instruction."""
