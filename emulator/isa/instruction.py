@@ -35,6 +35,8 @@ class Engine(StrEnum):
     DMA6 = "dma6"
     DMA7 = "dma7"
 
+    __hash__ = str.__hash__  # that of Enum is a function in Python
+
 
 DMA_QUEUES = tuple(engine for engine in Engine if engine.startswith("dma"))
 

@@ -368,12 +368,18 @@ def _not_implied(facts: _Facts) -> Array:
     contained = ((low[:, None] >= low) & (high[:, None] <= high)).all(2)
     not_greater = Iterations(low[:, None], high[:, None]).least(facts.forms - facts.forms[:, None]) >= 0
     implied = contained & not_greater
-    implied &= ~(implied.T & np.tri(len(low), dtype=np.bool_).T)  # the first of equal facts is kept
+    implied &= ~(implied.T & _later(len(low)))  # the first of equal facts is kept
     is_needed: Array = np.logical_not(implied.any(1))
     if is_needed.sum() > _AT_MOST:
         widest = np.argsort(np.where(is_needed, -(high - low + 1.0).prod(1), 1), kind="stable")
         is_needed[widest[_AT_MOST:]] = False
     return is_needed
+
+
+@lru_cache(maxsize=1024)
+def _later(size: int) -> Array:
+    """A mask of pairs of facts of which the second one is the later, or the same."""
+    return np.tri(size, dtype=np.bool_).T
 
 
 def _joined(parts: Sequence[_Facts]) -> _Facts:
