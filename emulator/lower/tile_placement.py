@@ -224,4 +224,4 @@ class _Queues:
             kind = "loads" if source.rows is None else "indexed"
         queues, number = self._queues[kind], self._next[kind]
         self._next[kind] = number + 1
-        return replace(step, engine=queues[number % len(queues)])
+        return step.with_fields(engine=queues[number % len(queues)])
