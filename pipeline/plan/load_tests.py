@@ -232,7 +232,7 @@ def _successful(metrics: Mapping[str, Any], name: str) -> Latencies:
 
 def _of_csv(text: str, file: str) -> Iterator[LoadTest]:
     rows = list(csv.reader(text.splitlines()))
-    if rows and rows[0][:2] == ["Metric", "avg"] or any(row[:2] == ["Metric", "Value"] for row in rows):
+    if (rows and rows[0][:2] == ["Metric", "avg"]) or any(row[:2] == ["Metric", "Value"] for row in rows):
         yield _of_aiperf_csv(rows, file)
     elif len(rows) > 3 and "Token Throughput" in rows[0]:
         yield from _of_guidellm_csv(rows, file)
