@@ -74,6 +74,10 @@ COMMANDS = {
         "nxpipe.pipeline.cli.monitor:monitor",
         "Report the use, errors and cost of devices, to stdout, Prometheus or CloudWatch.",
     ),
+    "plan": (
+        "nxpipe.pipeline.cli.plan:plan",
+        "Plan which instances, how many and at what cost, for serving or training.",
+    ),
     "prices": (
         "nxpipe.pipeline.cli.prices:prices",
         "Show the prices that estimates and plans use, or ask AWS for today's.",

@@ -14,6 +14,7 @@ from nxpipe.emulator.hardware import INSTANCES, Instance
 from nxpipe.emulator.hardware.core import CORES
 from nxpipe.pipeline.models import catalogue
 from nxpipe.pipeline.plan.schedulers import Replica, Scheduling
+from nxpipe.pipeline.plan.sizes import ModelSize
 from nxpipe.pipeline.predict.model import architecture
 from nxpipe.pipeline.predict.work import Architecture, NotPredicted
 from nxpipe.pipeline.util.errors import InputInvalid
@@ -60,7 +61,7 @@ def planned_model(name: str, listed: str | None = None) -> PlannedModel:
         raise InputInvalid(f"--model-id {name}: a plan is for decoders that generate text, not for {found['kind']}")
     config = _configuration(name)
     known = catalogue.find(name)
-    parameters = known.parameters if known else round(_rank_parameters(found, 1))
+    parameters = known.parameters if known else ModelSize.of(found).parameters
     positions = config.get("max_position_embeddings")
     return PlannedModel(
         name,
@@ -95,6 +96,7 @@ class Runtime:
     framework: str
     state: str
     kinds: frozenset[str] = frozenset()
+    pads: bool = True  # heads with zeros, where a degree does not divide them
 
     def refusal(self, model: PlannedModel) -> str | None:
         if self.kinds and model.kind and model.kind not in self.kinds:
@@ -118,6 +120,7 @@ RUNTIMES: Final = (
         "vllm-neuron",
         "SDK 2.32, beta",
         frozenset({"llama", "gpt_oss", "qwen3"}),
+        pads=False,
     ),
     Runtime(
         "nxpipe serve",
@@ -155,6 +158,11 @@ class Candidate:
     copies: int
     replica: Replica
     memory: Memory
+
+    @property
+    def cores(self) -> int:
+        """Physical cores of a copy."""
+        return self.tp * CORES[self.instance.core].lnc_default
 
     @property
     def title(self) -> str:
@@ -222,8 +230,9 @@ def _on(
             yield Refused(instance.name, runtime.name, reason)
     existing = [each for each in existing if not each.refusal(model)]
     for tp in instance.degrees:
-        if reason := _indivisible(model.architecture, tp):
-            yield Refused(instance.name, f"tp {tp}", reason)
+        divided = [each for each in existing if each.pads or not _indivisible(model.architecture, tp)]
+        if existing and not divided:
+            yield Refused(instance.name, f"tp {tp}", str(_indivisible(model.architecture, tp)))
             continue
         for batch in BATCHES:
             memory = memory_of(model, instance, tp, batch, lengths)
@@ -231,7 +240,7 @@ def _on(
                 if batch == BATCHES[0]:
                     yield Refused(instance.name, f"tp {tp}", _too_large(memory))
                 break
-            for runtime in existing:
+            for runtime in divided:
                 replica = _replica(runtime.scheduling, batch, lengths)
                 yield Candidate(model, instance, runtime, tp, instance.logical_cores // tp, replica, memory)
 
@@ -254,18 +263,13 @@ def _too_large(memory: Memory) -> str:
 
 def _replica(scheduling: Scheduling, batch: int, lengths: Lengths) -> Replica:
     buckets, capacity = lengths.buckets, lengths.capacity
-    match scheduling:
-        case Scheduling.NXPIPE:
-            chunk = min(_CHUNK, buckets[-1])
-            return Replica(batch, capacity, tuple(b for b in buckets if b <= chunk), scheduling, chunk=chunk)
-        case Scheduling.VLLM:
-            chunk = min(_SEGMENT, buckets[-1])
-            blocks = batch * math.ceil(capacity / _BLOCK) * _BLOCK
-            return Replica(
-                batch, blocks, tuple(b for b in buckets if b <= chunk), scheduling, chunk=chunk, block=_BLOCK
-            )
-        case _:
-            return Replica(batch, capacity, buckets, scheduling)
+    if scheduling is Scheduling.NXDI:
+        return Replica(batch, capacity, buckets, scheduling)
+    chunk = min(_CHUNK if scheduling is Scheduling.NXPIPE else _SEGMENT, buckets[-1])
+    buckets = tuple(each for each in buckets if each <= chunk)
+    if scheduling is Scheduling.NXPIPE:
+        return Replica(batch, capacity, buckets, scheduling, chunk=chunk)
+    return Replica(batch, batch * capacity, buckets, scheduling, chunk=chunk, block=_BLOCK, longest=capacity)
 
 
 def memory_of(model: PlannedModel, instance: Instance, tp: int, batch: int, lengths: Lengths) -> Memory:
@@ -283,13 +287,16 @@ def memory_of(model: PlannedModel, instance: Instance, tp: int, batch: int, leng
 
 
 def _kv_heads(a: Architecture, tp: int) -> int:
-    """Heads of keys and values on a rank; at least one, which several ranks then have."""
-    return max(1, math.ceil(a.get("kv_heads", a["heads"]) / tp))
+    """Heads of keys and values on a rank, at least one, which several ranks then have; one for each head of queries
+    where the degree divides neither way."""
+    heads: int = a.get("kv_heads", a["heads"])
+    return math.ceil((heads if heads % tp == 0 or tp % heads == 0 else int(a["heads"])) / tp)
 
 
 def _rank_parameters(a: Architecture, tp: int) -> float:
-    """Parameters of one rank: embedding and head divided, norms whole. Tied embeddings are stored twice."""
-    hidden, heads = a["hidden"], a["heads"] / tp
+    """Parameters of one rank: heads in whole, embedding and head divided, norms in each. Tied tables are stored
+    twice."""
+    hidden, heads = a["hidden"], math.ceil(a["heads"] / tp)
     head_dim = a.get("head_dim", hidden // a["heads"])
     attention = hidden * head_dim * (2 * heads + 2 * _kv_heads(a, tp))
     projections = 3 if a.get("gated", True) else 2

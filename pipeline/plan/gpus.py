@@ -211,7 +211,7 @@ def _least_squares(rows: Sequence[Sequence[float]]) -> list[float] | None:
 
 
 def own_measurement(tests: Sequence[LoadTest], instance: str, demand: Demand) -> Measurement:
-    """The user's measurement of an instance: of several loads the highest that meets the objectives, else the highest."""
+    """The user's measurement of an instance: the highest load that meets the objectives, else the highest of all."""
     gpu_table().require(instance)
     judged = [(_test_meets(test, demand), test) for test in tests]
     meeting = [test for meets, test in judged if meets]
@@ -325,10 +325,11 @@ def verdict(best: Plan | None, gpus: Sequence[GpuPlan]) -> str:
     if best.price is None:
         return f"no comparison with {gpu.instance}: the Neuron plan has no known price"
     ours, theirs = best.per_million, gpu.per_million
-    assert ours.nominal is not None and theirs.nominal is not None
+    assert ours.nominal is not None
+    assert theirs.nominal is not None
     figures = f"${theirs.nominal:,.2f} against ${ours.nominal:,.2f} for 1M tokens"
     if ours.overlaps(theirs):
         return f"too close to call between {best.instance.name} and {gpu.instance}: {figures}{unproven}"
     if theirs.nominal < ours.nominal:
         return f"a GPU is the better choice here: {gpu.instance}, {figures}{unproven}"
-    return f"{best.instance.name} is the better choice: {gpu.instance} costs {figures}"
+    return f"the better choice is {best.instance.name}: {gpu.instance} costs {figures}"

@@ -1,6 +1,6 @@
 """Results of public load generators: `vllm bench serve`, AIPerf and guidellm, as files of JSON or CSV.
 
-Latencies are milliseconds at quantiles, and `None` for the mean. A file that is none of them is refused in one sentence.
+Latencies are milliseconds at quantiles, and `None` for the mean. Any other file is refused in one sentence.
 """
 
 import csv

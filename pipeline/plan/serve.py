@@ -16,29 +16,31 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from multiprocessing import get_context
 from statistics import fmean
-from typing import Final
+from typing import Final, TypeAlias
 
 from nxpipe.emulator.hardware import Instance
 from nxpipe.pipeline.config.prices import Price, Prices, Purchase
 from nxpipe.pipeline.plan.candidates import RUNTIMES, Candidate, Lengths, PlannedModel, Refused, Runtime, candidates
-from nxpipe.pipeline.plan.schedulers import Scheduling, StepTimes
-from nxpipe.pipeline.plan.simulation import Outcome, simulate
+from nxpipe.pipeline.plan.schedulers import Replica, Scheduling, StepTimes
+from nxpipe.pipeline.plan.simulation import Outcome, quantile_of, simulate
+from nxpipe.pipeline.plan.steps import Bound, PredictedSteps
 from nxpipe.pipeline.plan.traffic import Request, Traffic
 from nxpipe.pipeline.predict.work import NotPredicted
 
 HOURS: Final = 730  # of a month
 _SEED: Final = 23
-_REQUESTS: Final = 400  # simulated for one load of one candidate
+_REQUESTS: Final = 1000  # simulated for one load of one candidate
 _STEP: Final = 1.045  # between two loads of the ladder
-_LADDER: Final = 64  # the lowest load is 6 % of what the programs can execute
+_LADDER: Final = 64  # the lowest load is 6 % of the highest
+# Of what the programs can execute: above it a queue grows for longer than a simulation lasts.
+_HIGHEST: Final = 0.95
 _MOST: Final = 100_000  # instances of a fleet; more is said to be impossible
 # EC2's instance-level service level agreement: 99.5 % of a month.
 UNAVAILABLE: Final = 0.005
 SPOT_INTERRUPTIONS: Final = 0.2  # a month: the Spot Instance Advisor's highest band begins there
 
-Bound = str  # "low", "nominal" or "high": where in the interval of the predicted times
-BOUNDS: Final = ("nominal", "low", "high")
-StepsOf = Callable[[Candidate, Bound], StepTimes]
+BOUNDS: Final[tuple[Bound, ...]] = ("nominal", "low", "high")  # of the interval of the predicted times
+StepsOf: TypeAlias = Callable[[Candidate, Bound], StepTimes]
 
 
 @dataclass(frozen=True)
@@ -178,12 +180,25 @@ class ServingPlan:
         return plan is not first and plan.price is not None and plan.per_million.overlaps(first.per_million)
 
 
+def predicted_steps(candidate: Candidate, bound: Bound) -> StepTimes:
+    """The step times of a candidate's programs."""
+    return PredictedSteps(
+        candidate.model.name,
+        candidate.instance.name,
+        candidate.tp,
+        candidate.cores,
+        candidate.runtime.framework,
+        candidate.model.architecture,
+        bound,
+    )
+
+
 def plan_serving(
     model: PlannedModel,
     demand: Demand,
     instances: Sequence[Instance],
     prices: Prices,
-    steps: StepsOf,
+    steps: StepsOf = predicted_steps,
     *,
     runtimes: Sequence[Runtime] = RUNTIMES,
     workers: int | None = None,
@@ -246,13 +261,13 @@ def _work(job: _Job) -> _Result:
     for number, candidate in enumerate(job.candidates):
         try:
             steps = job.steps(candidate, "nominal")
-            limit = _limit(candidate, steps, job.demand.sample)
+            limit = _limit(candidate, steps, job.demand)
         except NotPredicted as reason:
             refused.append(Refused(candidate.instance.name, _layout(candidate), str(reason)))
             continue
         if _is_out_of_reach(candidate, steps, job.demand):
             continue
-        bounded.append((-limit * candidate.copies, number, candidate, steps))
+        bounded.append((-limit * _HIGHEST * candidate.copies, number, candidate, steps))
     best: _Capacity | None = None
     simulated: list[tuple[Candidate, Load]] = []
     for bound, _, candidate, steps in sorted(bounded, key=lambda each: each[:2]):
@@ -278,62 +293,56 @@ def _layout(candidate: Candidate) -> str:
 
 
 def _unreachable(job: _Job) -> str:
-    """Why no layout of an instance type meets the objectives: the best that one request alone gets."""
-    first, between = math.inf, math.inf
-    shortest = min(each.prompt for each in job.demand.sample)
+    """Why no layout of an instance type meets the objectives: the best that a request alone gets."""
+    demand, first, between = job.demand, math.inf, math.inf
+    shortest = min(demand.sample, key=lambda each: each.prompt)
     for candidate in job.candidates:
         steps = job.steps(candidate, "nominal")
-        first = min(first, _least_ttft(candidate, steps, shortest))
-        between = min(between, steps.decode(candidate.replica.rows, shortest + 1))
-    asked = [
-        f"{name} of {objective}"
-        for name, objective in (("TTFT", job.demand.ttft), ("TPOT", job.demand.tpot))
-        if objective
-    ]
+        first = min(first, _prompt_seconds(candidate.replica, steps, shortest))
+        between = min(between, _token_seconds(candidate.replica, steps, demand))
+    asked = [f"{name} {each}" for name, each in (("TTFT", demand.ttft), ("TPOT", demand.tpot)) if each]
     return (
         f"no layout meets {' and '.join(asked)} at any load; the least TTFT is {first * 1e3:,.0f} ms and the least "
         f"TPOT {between * 1e3:,.1f} ms, of different layouts"
     )
 
 
-def _least_ttft(candidate: Candidate, steps: StepTimes, prompt: int) -> float:
-    """The time to read a prompt on an idle replica: a lower bound for every scheduler."""
-    replica = candidate.replica
+def _prompt_seconds(replica: Replica, steps: StepTimes, request: Request) -> float:
+    """The time that programs take for a prompt: what no scheduler undercuts."""
     if not replica.chunk:
-        return steps.prefill(_bucket(prompt, replica.buckets))
+        return steps.prefill(replica.bucket(request.prompt))
     total, at = 0.0, 0
-    while at < prompt:
-        size = min(replica.chunk, prompt - at)
-        total += steps.prefill(_bucket(size, replica.buckets), at)
-        at += size
+    if replica.scheduler is Scheduling.NXPIPE:  # a row may hold the beginning that requests share
+        at = min(request.shared, request.prompt - 1) // replica.chunk * replica.chunk
+    while at < request.prompt:
+        length = replica.bucket(min(replica.chunk, request.prompt - at))
+        total += steps.prefill(length, at)
+        at += replica.chunk
     return total
 
 
-def _bucket(tokens: int, buckets: Sequence[int]) -> int:
-    return next((each for each in buckets if each >= tokens), buckets[-1])
+def _token_seconds(replica: Replica, steps: StepTimes, demand: Demand, rows: int | None = None) -> float:
+    """The least time of a step that decodes. All servers but vllm-neuron compute all rows in it."""
+    rows = rows or (1 if replica.scheduler is Scheduling.VLLM else replica.rows)
+    shortest = min(each.prompt for each in demand.sample)
+    return steps.decode(rows, max(replica.window(shortest + 1), replica.longest))
 
 
-def _limit(candidate: Candidate, steps: StepTimes, sample: Sequence[Request]) -> float:
-    """Requests a second that no schedule exceeds: each takes the time of its prompt, and its tokens their share of a
-    step in which every row generates one."""
-    rows = candidate.replica.rows
-    shortest = min(each.prompt for each in sample)
-    token = steps.decode(rows, shortest + 1) / rows
-    prompts = fmean(_least_ttft(candidate, steps, each.prompt) for each in sample)
-    return 1.0 / (prompts + token * fmean(each.output - 1 for each in sample))
+def _limit(candidate: Candidate, steps: StepTimes, demand: Demand) -> float:
+    """Requests a second that no schedule exceeds: each takes the time of its prompt, and its tokens their share of
+    steps in which every row generates one."""
+    replica = candidate.replica
+    token = _token_seconds(replica, steps, demand, replica.rows) / replica.rows
+    prompts = fmean(_prompt_seconds(replica, steps, each) for each in demand.sample)
+    return 1.0 / (prompts + token * fmean(each.output - 1 for each in demand.sample))
 
 
 def _is_out_of_reach(candidate: Candidate, steps: StepTimes, demand: Demand) -> bool:
     """Whether even an idle replica misses an objective."""
-    shortest = min(each.prompt for each in demand.sample)
-    # All but vllm-neuron compute all rows in every step.
-    rows = 1 if candidate.replica.scheduler is Scheduling.VLLM else candidate.replica.rows
-    if demand.tpot and steps.decode(rows, shortest + 1) > demand.tpot.seconds:
-        return True
-    if demand.ttft:
-        times = sorted(_least_ttft(candidate, steps, each.prompt) for each in demand.sample)
-        return times[min(int(demand.ttft.quantile * len(times)), len(times) - 1)] > demand.ttft.seconds
-    return False
+    if demand.tpot and _token_seconds(candidate.replica, steps, demand) > demand.tpot.seconds:
+        return demand.output > 1
+    times = [_prompt_seconds(candidate.replica, steps, each) for each in demand.sample] if demand.ttft else []
+    return demand.ttft is not None and quantile_of(times, demand.ttft.quantile) > demand.ttft.seconds
 
 
 def capacity_of(candidate: Candidate, steps: StepTimes, demand: Demand) -> Load:
@@ -341,7 +350,7 @@ def capacity_of(candidate: Candidate, steps: StepTimes, demand: Demand) -> Load:
 
     Bisection visits the same loads whatever the objectives are, until one meets them and another does not: so the
     capacity at a tighter objective is never higher, even if meeting an objective is not quite monotone in the load."""
-    limit = _limit(candidate, steps, demand.sample)
+    limit = _limit(candidate, steps, demand)
     low, high = -1, _LADDER  # the load at `low` meets the objectives, that at `high` does not
     kept: Outcome | None = None
     while high - low > 1:
@@ -355,7 +364,7 @@ def capacity_of(candidate: Candidate, steps: StepTimes, demand: Demand) -> Load:
 
 
 def _rate(limit: float, rung: int) -> float:
-    return float(limit * _STEP ** (rung + 1 - _LADDER))
+    return float(limit * _HIGHEST * _STEP ** (rung + 1 - _LADDER))
 
 
 def _simulated(candidate: Candidate, steps: StepTimes, sample: Sequence[Request], rate: float) -> Outcome:
