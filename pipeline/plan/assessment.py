@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, Protocol, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -21,8 +21,8 @@ from nxpipe.emulator.hardware import INSTANCES, Instance
 from nxpipe.pipeline.config.prices import Prices, Purchase
 from nxpipe.pipeline.plan.candidates import instances_of
 from nxpipe.pipeline.plan.gpus import Migration
-from nxpipe.pipeline.plan.schedulers import Scheduling
 from nxpipe.pipeline.plan.serve import HOURS, UNAVAILABLE, Demand, Interval, Objective, ServingPlan, fleet_of
+from nxpipe.pipeline.plan.traffic import LengthDistribution, Traffic
 from nxpipe.pipeline.predict.constants import predict
 from nxpipe.pipeline.predict.measurements import Configuration
 from nxpipe.pipeline.predict.model import architecture
@@ -36,6 +36,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 _LARGEST: Final = 1 << 20
 _BATCHES: Final = (1, 2, 4, 8, 16, 32)
 _LOADED: Final = 0.7  # of an encoder's capacity, at which a queue of random arrivals is short
+_VARIED: Final = 0.5  # the coefficient of variation of lengths
 _GUARDED: Final = 2  # a latency objective holds twice the predicted time: half of it is for the queue
 DEFAULT_TYPES: Final = (
     *("inf2.xlarge", "inf2.8xlarge", "inf2.24xlarge", "inf2.48xlarge", "trn1.32xlarge", "trn2.48xlarge"),
@@ -179,7 +180,10 @@ def _sum(intervals: Sequence[Interval]) -> Interval:
     return Interval(*(math.fsum(getattr(each, end) or 0.0 for each in intervals) for end in ("nominal", "low", "high")))
 
 
-PlanServing = Callable[[str, Demand, Sequence[Instance]], ServingPlan]
+class PlanServing(Protocol):
+    """The planner of decoders, with the runtimes that are released for their chips, or with all."""
+
+    def __call__(self, model: str, demand: Demand, types: Sequence[Instance], *, is_proved: bool) -> ServingPlan: ...
 
 
 def assess(source: PortfolioFile, prices: Prices, plan: PlanServing, progress: Callable[[str], None]) -> Assessment:
@@ -237,7 +241,7 @@ class _Case:
             return None, f"{self.workload.model} is not known; `nxpipe check` says whether it lowers"
         if self.workload.custom_kernels:
             return found, "its own kernels must be replaced by NKI or PyTorch operators; `nxpipe check` names them"
-        return found, f"a {found['kind']} whose operators are all covered"
+        return found, f"{found['kind']}: all operators are covered"
 
     def _bill(self) -> tuple[float | None, date | None]:
         gpu = self.workload.gpu
@@ -267,14 +271,16 @@ class _Case:
             region=portfolio.region,
             purchases=(Purchase(portfolio.purchase),),
         )
-        planned = self.plan(workload.model, demand, types)
-        refusals = [str(each) for each in planned.refused]
-        priced = [each for each in planned.plans if each.price is not None]
-        refusals += [note for each in planned.plans if each.price is None for note in each.notes[:1]]
-        if not priced:
+        refusals: list[str] = []
+        for is_proved in (True, False):
+            planned = self.plan(workload.model, demand, types, is_proved=is_proved)
+            refusals = [str(each) for each in planned.refused]
+            refusals += [note for each in planned.plans if each.price is None for note in each.notes[:1]]
+            if priced := [each for each in planned.plans if each.price is not None]:
+                break
+        else:
             return None, refusals
-        proved = [each for each in priced if each.candidate.runtime.scheduling is not Scheduling.NXPIPE]
-        best = (proved or priced)[0]
+        best = priced[0]
         runtime = best.candidate.runtime
         assert best.price is not None
         return (
@@ -283,7 +289,7 @@ class _Case:
                 size=best.fleet.size,
                 title=best.candidate.title,
                 runtime=f"{runtime.name} ({runtime.state})",
-                is_proved=bool(proved),
+                is_proved=is_proved,
                 monthly=best.monthly,
                 priced=best.price.date,
             ),
@@ -405,8 +411,10 @@ def dollars_of(interval: Interval) -> str:
     return f"${interval.nominal:,.0f} ({ends[0]} to {ends[1]})"
 
 
-def _traffic(workload: Workload):  # type: ignore[no-untyped-def]
-    raise NotImplementedError
+def _traffic(workload: Workload) -> Traffic:
+    """Prompts and answers vary around the lengths of the portfolio as chats do."""
+    prompts, outputs = workload.prompt_tokens, workload.output_tokens
+    return Traffic(*(LengthDistribution("lognormal", (mean, _VARIED)) for mean in (prompts, outputs)))
 
 
 @dataclass(frozen=True)
