@@ -280,7 +280,8 @@ class _Case:
                 break
         else:
             return None, refusals
-        best = priced[0]
+        # The plan that is cheapest at the slow end: a budget must hold there too.
+        best = min(priced, key=lambda each: math.inf if each.monthly.high is None else each.monthly.high)
         runtime = best.candidate.runtime
         assert best.price is not None
         return (
