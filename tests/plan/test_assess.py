@@ -62,9 +62,16 @@ def test_a_portfolio_becomes_a_table_a_page_and_a_checklist(nxpipe: InProcess, t
     file.write_text(PORTFOLIO)
     answer = nxpipe("assess", str(file), "--html", str(page), "--markdown", str(notes))
     assert answer.code == 0, answer.err
-    for words in ("2 move, 1 wait, 0 stay", "prices of 2026-07-20", "Pilot: chat", "Roll-out: search", "Look again: own", "months"):
+    for words in (
+        "2 move, 1 wait, 0 stay",
+        "prices of 2026-07-20",
+        "Pilot: chat",
+        "Roll-out: search",
+        "Look again: own",
+        "months",
+    ):
         assert words in answer.out
-    assert "| Request the service quota: Running On-Demand Inf instances | ________ | ________ |" in notes.read_text()
+    assert "Running On-Demand Inf instances | ________ | ________ |" in notes.read_text()
     html = page.read_text()
     assert "Acme &lt;b&gt;" in html
     assert "<b>" not in html.replace("<b></b>", "")
