@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nxpipe.emulator.hardware import Instance
-    from nxpipe.pipeline.plan.serve import Demand, ServingPlan
+    from nxpipe.pipeline.plan.serve import ServingDemand, ServingPlan
 
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 _WIDEST = 160
@@ -51,7 +51,7 @@ def assess(console: Console, /, portfolio: Path, html_path: Path | None, markdow
 
     released = [each for each in RUNTIMES if each.scheduling is not Scheduling.NXPIPE]
 
-    def plan(model: str, demand: "Demand", types: "Sequence[Instance]", *, is_proved: bool) -> "ServingPlan":
+    def plan(model: str, demand: "ServingDemand", types: "Sequence[Instance]", *, is_proved: bool) -> "ServingPlan":
         return plan_serving(planned_model(model), demand, types, prices, runtimes=released if is_proved else RUNTIMES)
 
     found = assessed(source, prices, plan, lambda what: console.say(f"  {what}"))

@@ -21,7 +21,7 @@ from nxpipe.emulator.hardware import INSTANCES, Instance
 from nxpipe.pipeline.config.prices import Prices, Purchase
 from nxpipe.pipeline.plan.candidates import instances_of
 from nxpipe.pipeline.plan.gpus import Migration
-from nxpipe.pipeline.plan.serve import HOURS, UNAVAILABLE, Demand, Interval, Objective, ServingPlan, fleet_of
+from nxpipe.pipeline.plan.serve import HOURS, UNAVAILABLE, ServingDemand, Interval, Objective, ServingPlan, fleet_of
 from nxpipe.pipeline.plan.traffic import LengthDistribution, Traffic
 from nxpipe.pipeline.predict.constants import predict
 from nxpipe.pipeline.predict.measurements import Configuration
@@ -183,7 +183,9 @@ def _sum(intervals: Sequence[Interval]) -> Interval:
 class PlanServing(Protocol):
     """The planner of decoders, with the runtimes that are released for their chips, or with all."""
 
-    def __call__(self, model: str, demand: Demand, types: Sequence[Instance], *, is_proved: bool) -> ServingPlan: ...
+    def __call__(
+        self, model: str, demand: ServingDemand, types: Sequence[Instance], *, is_proved: bool
+    ) -> ServingPlan: ...
 
 
 def assess(source: PortfolioFile, prices: Prices, plan: PlanServing, progress: Callable[[str], None]) -> Assessment:
@@ -262,7 +264,7 @@ class _Case:
 
     def _of_decoder(self, types: Sequence[Instance]) -> tuple[NeuronFleet | None, list[str]]:
         workload, portfolio = self.workload, self.portfolio
-        demand = Demand(
+        demand = ServingDemand(
             traffic=_traffic(workload),
             rate=workload.requests_per_second,
             ttft=Objective(workload.ttft_ms / 1e3) if workload.ttft_ms else None,
@@ -298,10 +300,14 @@ class _Case:
         )
 
     def _of_encoder(self, known: Architecture, types: Sequence[Instance]) -> tuple[NeuronFleet | None, list[str]]:
-        fleets, refusals = [], []
+        fleets: list[NeuronFleet] = []
+        refusals: list[str] = []
         for each in types:
             found = self._encoders_on(known, each)
-            (refusals if isinstance(found, str) else fleets).append(found)  # type: ignore[arg-type]
+            if isinstance(found, str):
+                refusals.append(found)
+            else:
+                fleets.append(found)
         return min(fleets, key=lambda fleet: fleet.monthly.nominal or 0.0, default=None), refusals
 
     def _encoders_on(self, known: Architecture, type_: Instance) -> NeuronFleet | str:
@@ -414,8 +420,10 @@ def dollars_of(interval: Interval) -> str:
 
 def _traffic(workload: Workload) -> Traffic:
     """Prompts and answers vary around the lengths of the portfolio as chats do."""
-    prompts, outputs = workload.prompt_tokens, workload.output_tokens
-    return Traffic(*(LengthDistribution("lognormal", (mean, _VARIED)) for mean in (prompts, outputs)))
+    prompts, outputs = (
+        LengthDistribution("lognormal", (mean, _VARIED)) for mean in (workload.prompt_tokens, workload.output_tokens)
+    )
+    return Traffic(prompts, outputs)
 
 
 @dataclass(frozen=True)
@@ -443,7 +451,7 @@ def phases(found: Assessment) -> tuple[Phase, ...]:
 
 def _prepare(types: Sequence[str]) -> tuple[str, ...]:
     families = sorted({"Inf" if INSTANCES[type_].family.startswith("inf") else "Trn" for type_ in types})
-    quotas = ", ".join(f"Running On-Demand {family} instances" for family in families)
+    quotas = ", ".join(f"Running On-ServingDemand {family} instances" for family in families)
     return (
         f"Request the service quota: {quotas}",
         "Write nxpipe.toml with the plan: `nxpipe plan serve --out`",
