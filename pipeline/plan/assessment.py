@@ -21,7 +21,7 @@ from nxpipe.emulator.hardware import INSTANCES, Instance
 from nxpipe.pipeline.config.prices import Prices, Purchase
 from nxpipe.pipeline.plan.candidates import instances_of
 from nxpipe.pipeline.plan.gpus import Migration
-from nxpipe.pipeline.plan.serve import HOURS, UNAVAILABLE, ServingDemand, Interval, Objective, ServingPlan, fleet_of
+from nxpipe.pipeline.plan.serve import HOURS, UNAVAILABLE, Interval, Objective, ServingDemand, ServingPlan, fleet_of
 from nxpipe.pipeline.plan.traffic import LengthDistribution, Traffic
 from nxpipe.pipeline.predict.constants import predict
 from nxpipe.pipeline.predict.measurements import Configuration
@@ -115,7 +115,7 @@ def _parsed(path: Path, where: str, kind: type[T], entry: object) -> T:
         ) from None
 
 
-class Decision(StrEnum):
+class MigrationDecision(StrEnum):
     MOVE = "move"
     WAIT = "wait"
     STAY = "stay"
@@ -139,7 +139,7 @@ class AssessedWorkload:
     """A decision with its reasons by aspect, and what it saves."""
 
     workload: Workload
-    decision: Decision
+    decision: MigrationDecision
     reasons: tuple[tuple[str, str], ...]  # operators, memory, latency, cost, runtime: and what holds
     bill: float | None  # dollars a month of the GPUs
     billed: date | None  # of the price, if the bill is not the user's own
@@ -161,7 +161,7 @@ class Assessment:
     source: PortfolioFile
     workloads: tuple[AssessedWorkload, ...]
 
-    def of(self, decision: Decision) -> tuple[AssessedWorkload, ...]:
+    def of(self, decision: MigrationDecision) -> tuple[AssessedWorkload, ...]:
         """The workloads with this decision; the first one to move is the one that pays back first."""
         found = [each for each in self.workloads if each.decision is decision]
         return tuple(sorted(found, key=lambda each: math.inf if each.months is None else each.months))
@@ -169,11 +169,11 @@ class Assessment:
     @property
     def saved(self) -> Interval:
         """Dollars a month, if what can move moves."""
-        return _sum([each.saved for each in self.of(Decision.MOVE) if each.saved])
+        return _sum([each.saved for each in self.of(MigrationDecision.MOVE) if each.saved])
 
     @property
     def value(self) -> Interval:
-        return _sum([each.value for each in self.of(Decision.MOVE) if each.value])
+        return _sum([each.value for each in self.of(MigrationDecision.MOVE) if each.value])
 
 
 def _sum(intervals: Sequence[Interval]) -> Interval:
@@ -333,7 +333,7 @@ class _Case:
             if best is None or capacity > best[0]:
                 best = capacity, batch, (predicted.value, predicted.low, predicted.high)
         if best is None:
-            return f"{type_.name}: no batch has a latency of {workload.latency_ms:g} ms with room for a queue"
+            return f"{type_.name}: no batch has a latency of {workload.latency_ms:g} ms and time left for a queue"
         _, batch, times = best
         sizes = [
             fleet_of(workload.requests_per_second, type_.logical_cores * batch / ms * 1e3 * _LOADED,
@@ -355,19 +355,19 @@ class _Case:
 
     def _decision(
         self, known: Architecture | None, fleet: NeuronFleet | None, saved: Interval | None, value: Interval | None
-    ) -> Decision:
+    ) -> MigrationDecision:
         if known is None:
-            return Decision.WAIT
+            return MigrationDecision.WAIT
         if fleet is None:
-            return Decision.STAY
+            return MigrationDecision.STAY
         if saved is None or value is None:
-            return Decision.WAIT  # no bill, or no price, to compare with
+            return MigrationDecision.WAIT  # no bill, or no price, to compare with
         if (value.high or 0.0) <= 0:
-            return Decision.STAY
+            return MigrationDecision.STAY
         certain = value.low is not None and value.low > 0
         if certain and fleet.is_proved and not self.workload.custom_kernels:
-            return Decision.MOVE
-        return Decision.WAIT
+            return MigrationDecision.MOVE
+        return MigrationDecision.WAIT
 
 
 def _saving(bill: float, monthly: Interval) -> Interval:
@@ -427,7 +427,7 @@ def _traffic(workload: Workload) -> Traffic:
 
 
 @dataclass(frozen=True)
-class Phase:
+class MigrationPhase:
     """A phase of the migration: what it does, its workloads, and what must be done, by whom."""
 
     title: str
@@ -435,23 +435,23 @@ class Phase:
     tasks: tuple[str, ...]
 
 
-def phases(found: Assessment) -> tuple[Phase, ...]:
+def phases(found: Assessment) -> tuple[MigrationPhase, ...]:
     """A pilot with the workload that pays back first, then the rest, then what waits."""
-    moving, waiting = found.of(Decision.MOVE), found.of(Decision.WAIT)
+    moving, waiting = found.of(MigrationDecision.MOVE), found.of(MigrationDecision.WAIT)
     result = []
     types = sorted({each.fleet.instance for each in moving if each.fleet})
     if moving:
-        result.append(Phase("Pilot", (moving[0].workload.name,), (*_prepare(types), *_TASKS)))
+        result.append(MigrationPhase("Pilot", (moving[0].workload.name,), (*_prepare(types), *_TASKS)))
     if moving[1:]:
-        result.append(Phase("Roll-out", tuple(each.workload.name for each in moving[1:]), (*_TASKS, *_AFTER)))
+        result.append(MigrationPhase("Roll-out", tuple(each.workload.name for each in moving[1:]), (*_TASKS, *_AFTER)))
     if waiting:
-        result.append(Phase("Look again", tuple(each.workload.name for each in waiting), _WAITING))
+        result.append(MigrationPhase("Look again", tuple(each.workload.name for each in waiting), _WAITING))
     return tuple(result)
 
 
 def _prepare(types: Sequence[str]) -> tuple[str, ...]:
     families = sorted({"Inf" if INSTANCES[type_].family.startswith("inf") else "Trn" for type_ in types})
-    quotas = ", ".join(f"Running On-ServingDemand {family} instances" for family in families)
+    quotas = ", ".join(f"Running On-Demand {family} instances" for family in families)
     return (
         f"Request the service quota: {quotas}",
         "Write nxpipe.toml with the plan: `nxpipe plan serve --out`",

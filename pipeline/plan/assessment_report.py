@@ -7,8 +7,8 @@ from nxpipe.pipeline.build.report.html import Child, Markup, sheet, tag
 from nxpipe.pipeline.plan.assessment import (
     AssessedWorkload,
     Assessment,
-    Decision,
-    Phase,
+    MigrationDecision,
+    MigrationPhase,
     dollars_of,
     phases,
 )
@@ -41,12 +41,12 @@ def text_page(found: Assessment, width: int) -> str:
 
 
 def _counted(found: Assessment) -> str:
-    return ", ".join(f"{len(found.of(decision))} {decision}" for decision in Decision)
+    return ", ".join(f"{len(found.of(decision))} {decision}" for decision in MigrationDecision)
 
 
 def _totals(found: Assessment) -> str:
     months = found.source.portfolio.horizon_months
-    if not found.of(Decision.MOVE):
+    if not found.of(MigrationDecision.MOVE):
         return "Nothing moves: no Neuron fleet is cheaper at the slow end of the predictions."
     return (
         f"What moves saves {dollars_of(found.saved)} a month, and {dollars_of(found.value)} in {months} months with "
@@ -65,7 +65,7 @@ def _cells(each: AssessedWorkload) -> tuple[str, ...]:
         f"{fleet.size} x {fleet.instance}" if fleet else "none",
         dollars_of(fleet.monthly) if fleet else "",
         dollars_of(each.saved) if each.saved else "",
-        f"{months:,.1f} months" if months is not None and each.decision is not Decision.STAY else "",
+        f"{months:,.1f} months" if months is not None and each.decision is not MigrationDecision.STAY else "",
     )
 
 
@@ -112,7 +112,7 @@ def _sections(found: Assessment) -> Iterator[Markup]:
     yield tag("section", tag("h2", "How this was found"), tag("p", _METHOD))
 
 
-def _tasks(phase: Phase) -> Markup:
+def _tasks(phase: MigrationPhase) -> Markup:
     return _table(("task", "owner", "date"), [(task, _BLANK, _BLANK) for task in phase.tasks])
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from nxpipe.pipeline.config.prices import load_prices
 from nxpipe.pipeline.plan.assessment import (
     AssessedWorkload,
-    Decision,
     GpuFleet,
+    MigrationDecision,
     Portfolio,
     PortfolioFile,
     Workload,
@@ -95,7 +95,7 @@ def assessed(workload: Workload, **changes: object) -> AssessedWorkload:
     return found.workloads[0]
 
 
-ORDER = [Decision.STAY, Decision.WAIT, Decision.MOVE]
+ORDER = [MigrationDecision.STAY, MigrationDecision.WAIT, MigrationDecision.MOVE]
 
 
 @given(st.floats(100, 1e6), st.floats(100, 1e6))
@@ -122,7 +122,7 @@ def test_a_tighter_latency_never_costs_less(one: float, other: float) -> None:
 
 def test_a_move_pays_within_the_horizon_at_the_slow_end_and_with_the_overrun() -> None:
     found = assessed(search())
-    assert found.decision is Decision.MOVE
+    assert found.decision is MigrationDecision.MOVE
     assert found.fleet is not None
     assert found.bill is not None
     assert found.saved is not None
@@ -139,22 +139,22 @@ def test_a_move_pays_within_the_horizon_at_the_slow_end_and_with_the_overrun() -
 
 def test_what_is_not_proved_waits_with_the_reason() -> None:
     kernels = assessed(search(custom_kernels=True))
-    assert kernels.decision is Decision.WAIT
+    assert kernels.decision is MigrationDecision.WAIT
     assert "NKI" in dict(kernels.reasons)["operators"]
     unknown = assessed(search(model="acme/own"))
-    assert unknown.decision is Decision.WAIT
+    assert unknown.decision is MigrationDecision.WAIT
     assert "nxpipe check" in dict(unknown.reasons)["operators"]
 
 
 def test_an_unknown_bill_is_said_and_not_counted_as_zero() -> None:
     found = assessed(search(gpu=GpuFleet(instance="x9.huge", count=2)))
-    assert (found.bill, found.saved, found.decision) == (None, None, Decision.WAIT)
+    assert (found.bill, found.saved, found.decision) == (None, None, MigrationDecision.WAIT)
     assert "the price of x9.huge is unknown" in dict(found.reasons)["cost"]
 
 
 def test_an_objective_that_nothing_meets_stays_and_says_which_types_were_tried() -> None:
     found = assessed(search(latency_ms=0.01))
-    assert found.decision is Decision.STAY
+    assert found.decision is MigrationDecision.STAY
     assert "inf2.xlarge: no batch has a latency of 0.01 ms" in dict(found.reasons)["latency"]
 
 
