@@ -1,4 +1,4 @@
-"""What a training run takes and costs by way of buying: checkpoints, interruptions, and the lengths of capacity blocks."""
+"""Hours and dollars of a training run by way of buying: checkpoints, interruptions, lengths of capacity blocks."""
 
 import math
 from collections.abc import Iterator
