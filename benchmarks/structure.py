@@ -50,7 +50,7 @@ LIMITS: Final = {
     "upward imports": 0,
     "cycles at import time": 0,
     "cycles counting imports inside functions": 0,
-    "single importers": 76,  # 60 before parts of the agent; 65 before profiles and the schedule of kernels
+    "single importers": 90,  # 60 before parts of the agent; 65 before profiles and the schedule; 76 before plans
     "duplicate public classes": 0,
     "modules of pipeline on the path of nxpipe build": 39,  # 35 before its report had times of AWS's compiler
 }

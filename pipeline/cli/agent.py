@@ -247,8 +247,8 @@ def watch(console: Console, fleet: str, group: str, monitor: str, period: int, c
     """Publish the metrics of neuron-monitor to CloudWatch, for alarms and the dashboard.
 
     Writes one event to the fleet's log per report: utilisation of the tensor engines, memory of the fullest core,
-    device errors, and programs that were compiled on the instance although the artifact should contain them. Runs until
-    it is stopped; runs on EC2 only.
+    device errors, programs that were compiled on the instance although the artifact should contain them, and, for
+    `nxpipe cost`, the tokens that its server counts. Runs until it is stopped; runs on EC2 only.
 
     \b
     Example:
@@ -256,7 +256,7 @@ def watch(console: Console, fleet: str, group: str, monitor: str, period: int, c
     """
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.fleet.agent.group import this_instance
-    from nxpipe.pipeline.fleet.agent.watch import FleetLog, watch
+    from nxpipe.pipeline.fleet.agent.watch import FleetLog, InstanceUse, watch
     from nxpipe.pipeline.fleet.monitor.source import Compilers
 
     config = load_config(config_path, os.environ)
@@ -264,7 +264,8 @@ def watch(console: Console, fleet: str, group: str, monitor: str, period: int, c
     instance = this_instance(os.environ)
     log = FleetLog.open(group, instance.id, instance.region)
     dimensions = {"Project": config.project.name, "Fleet": served.name}
-    watch(monitor, period, dimensions, log, Compilers(Path("/proc")), console.say)
+    use = InstanceUse(instance.type, served.port)
+    watch(monitor, period, dimensions, log, Compilers(Path("/proc")), use, console.say)
 
 
 @agent.command(cls=Command)

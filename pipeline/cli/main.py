@@ -34,8 +34,13 @@ COMMANDS = {
         "nxpipe.pipeline.cli.check:check",
         "Check that models compile for a target and fit its memory; needs no weights.",
     ),
+    "claim": (
+        "nxpipe.pipeline.cli.claim:claim",
+        "Say whether a published claim about speed and cost can be true, with the arithmetic.",
+    ),
     "completion": ("nxpipe.pipeline.cli.completion:completion", "Print a shell completion script."),
     "config": ("nxpipe.pipeline.cli.config:config", "Validate, show or describe nxpipe.toml."),
+    "cost": ("nxpipe.pipeline.cli.cost:cost", "Print what a deployed fleet costs for a million tokens."),
     "device": (
         "nxpipe.pipeline.cli.device:device",
         "Show Neuron devices and their use, of this machine or of the emulator.",
@@ -68,6 +73,10 @@ COMMANDS = {
     "monitor": (
         "nxpipe.pipeline.cli.monitor:monitor",
         "Report the use, errors and cost of devices, to stdout, Prometheus or CloudWatch.",
+    ),
+    "plan": (
+        "nxpipe.pipeline.cli.plan:plan",
+        "Plan which instances, how many and at what cost, for serving or training.",
     ),
     "prices": (
         "nxpipe.pipeline.cli.prices:prices",

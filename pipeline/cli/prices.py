@@ -71,9 +71,9 @@ def ls(console: Console, what: tuple[str, ...], regions: tuple[str, ...], purcha
 def _require_known(given: tuple[str, ...], names: set[str], sentence: str, option: str) -> None:
     for name in given:
         if name not in names:
-            asked = f"{option} {name}" if option else ""
+            scope = f"{option} {name}" if option else ""
             raise InputInvalid(
-                f"{sentence} {name}; ask AWS with `nxpipe prices refresh{asked}`{did_you_mean(name, names)}"
+                f"{sentence} {name}; ask AWS with `nxpipe prices refresh{scope}`{did_you_mean(name, names)}"
             )
 
 
@@ -104,7 +104,7 @@ def refresh(console: Console, regions: tuple[str, ...], types: tuple[str, ...], 
 
     Instances on demand, reserved, with savings plans, on the spot market, and in capacity blocks. The identity needs
     pricing:GetProducts, savingsplans:DescribeSavingsPlansOfferingRates, ec2:DescribeSpotPriceHistory and
-    ec2:DescribeCapacityBlockOfferings; without one of them its prices are left out, which is said. NXPIPE_PRICES=FILE
+    ec2:DescribeCapacityBlockOfferings; without one of them its prices are left out, with a message. NXPIPE_PRICES=FILE
     puts the file before the prices that nxpipe ships.
 
     \b
@@ -115,8 +115,8 @@ def refresh(console: Console, regions: tuple[str, ...], types: tuple[str, ...], 
     from nxpipe.pipeline.plan.price_api import ask
     from nxpipe.pipeline.util.files import write_whole
 
-    asked = types or sorted({what for _, what, _ in load_prices().known if "." in what and " " not in what})
-    fresh = ask(regions, asked, lambda what: console.say(f"  {what}"))
+    wanted = types or sorted({what for _, what, _ in load_prices().known if "." in what and " " not in what})
+    fresh = ask(regions, wanted, lambda what: console.say(f"  {what}"))
     write_whole(output, fresh.toml().encode())
     for fault in fresh.faults:
         console.say(f"  {fault}")

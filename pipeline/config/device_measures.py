@@ -13,6 +13,12 @@ from typing import Final, Literal
 NAMESPACE: Final = "nxpipe"  # of CloudWatch
 UPDATES_REFUSED: Final = "updates_refused_total"  # of a fleet whose instances follow its channel
 
+# What a fleet has served, and for how long its instances ran, from which `nxpipe cost` follows.
+GENERATED_TOKENS: Final = "generated_tokens_total"
+PROMPT_TOKENS: Final = "prompt_tokens_total"
+INSTANCE_SECONDS: Final = "instance_seconds_total"
+INSTANCE_TYPE: Final = "InstanceType"  # the further dimension of INSTANCE_SECONDS
+
 
 @dataclass(frozen=True)
 class FleetSeries:

@@ -1,5 +1,5 @@
-"""Prices asked of AWS: the price list for on demand and reserved instances, savings plans, the spot market, capacity
-blocks. What a region does not sell, or an identity may not ask, is left out and said."""
+"""Prices from AWS's APIs: the price list for on demand and reserved instances, savings plans, the spot market, capacity
+blocks. What a region does not sell, or an identity may not read, is left out with a message."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

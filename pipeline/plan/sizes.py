@@ -1,4 +1,4 @@
-"""Sizes of a decoder or encoder from its architecture: parameters, those that one token uses, the KV cache of a token."""
+"""Sizes of a model from its architecture: parameters, those that one token uses, the KV cache of a token."""
 
 from dataclasses import dataclass
 
@@ -25,15 +25,14 @@ class ModelSize:
         head = a.get("head_dim") or hidden // heads
         projections = 3 if a.get("gated", a["kind"] == "decoder") else 2
         attention = hidden * head * (2 * heads + 2 * kv_heads)
-        dense = projections * hidden * (a.get("intermediate") or 0)
-        shared = projections * hidden * (a.get("shared_intermediate") or 0)
-        expert = projections * hidden * (a.get("expert_intermediate") or 0)
         experts, chosen = a.get("experts") or 0, a.get("active_experts") or 0
-        outside = attention + shared + hidden * experts  # the router
-        if not experts or expert == 0:
-            whole = used = outside + dense
+        outside = attention + hidden * experts  # the router
+        if experts:
+            outside += projections * hidden * (a.get("shared_intermediate") or 0)
+            expert = projections * hidden * a["expert_intermediate"]
+            whole, used = outside + expert * experts, outside + expert * chosen
         else:
-            whole, used = outside + dense + expert * experts, outside + dense + expert * chosen
+            whole = used = outside + projections * hidden * a["intermediate"]
         if a["kind"] == "encoder-decoder":  # a decoder's layers attend twice
             whole, used = 2 * whole + attention, 2 * used + attention
         own = 1 if a.get("shared_layers") else layers

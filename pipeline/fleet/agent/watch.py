@@ -5,15 +5,26 @@ They use the embedded metric format, so an instance may write to one log and nee
 cannot be limited to a resource. Names and units are those of `pipeline.config.device_measures`.
 """
 
+import http.client
 import json
+import math
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
+from urllib.request import urlopen
 
-from nxpipe.pipeline.config.device_measures import DEVICE_MEASURES, NAMESPACE
+from nxpipe.pipeline.config.device_measures import (
+    DEVICE_MEASURES,
+    GENERATED_TOKENS,
+    INSTANCE_SECONDS,
+    INSTANCE_TYPE,
+    NAMESPACE,
+    PROMPT_TOKENS,
+)
 from nxpipe.pipeline.fleet.monitor.report import Figures, MonitorReport, ReportInvalid, read_figures
 from nxpipe.pipeline.fleet.monitor.source import Compilers, MonitorSettings, monitor_reports
 from nxpipe.pipeline.util.aws import client, convert_sdk_errors
@@ -110,6 +121,47 @@ class PrintedLog:
         self.show(text)
 
 
+_COUNTERS: Final = {
+    GENERATED_TOKENS: re.compile(r"^(?:serving_|vllm:)generation_tokens_total(?:\{[^}]*\})? (\S+)", re.MULTILINE),
+    PROMPT_TOKENS: re.compile(r"^(?:serving_|vllm:)prompt_tokens_total(?:\{[^}]*\})? (\S+)", re.MULTILINE),
+}
+_LARGEST: Final = 8 << 20  # bytes of a server's metrics
+_ANSWER: Final = 2.0  # seconds
+
+
+@dataclass
+class InstanceUse:
+    """What an instance did since the last reading: seconds of its type, and tokens of its server if that counts them.
+
+    A server that restarts begins at zero again."""
+
+    type: str
+    port: int
+    now: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._at, self._counted = self.now(), self._read()
+
+    def metrics(self) -> list[Metric]:
+        at, counted = self.now(), self._read()
+        found = [Metric(INSTANCE_SECONDS, "Seconds", round(at - self._at, 3), ((INSTANCE_TYPE, self.type),))]
+        for name, count in counted.items():
+            before = self._counted.get(name, 0.0)
+            found.append(Metric(name, "Count", count - before if count >= before else count))
+        self._at, self._counted = at, self._counted | counted
+        return found
+
+    def _read(self) -> dict[str, float]:
+        """The counters of the server; none while it does not answer, or if it generates no tokens."""
+        try:
+            with urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=_ANSWER) as answer:
+                text = answer.read(_LARGEST).decode(errors="replace")
+            counted = {name: list(map(float, each.findall(text))) for name, each in _COUNTERS.items()}
+        except (OSError, http.client.HTTPException, ValueError):
+            return {}
+        return {name: sum(counts) for name, counts in counted.items() if counts and math.isfinite(sum(counts))}
+
+
 _RUNTIME: Final = ("neuroncore_counters", "memory_used", "execution_stats")
 
 
@@ -119,11 +171,12 @@ def watch(
     dimensions: dict[str, str],
     log: FleetLog,
     compilers: Compilers,
+    use: InstanceUse,
     say: Callable[[str], None],
 ) -> None:
     """Runs until the monitor exits, which is an error."""
     with monitor_reports(monitor, MonitorSettings.every(period, _RUNTIME, ())) as reports:
-        publish(((report, compilers.begun()) for report in reports), monitor, dimensions, log, say)
+        publish(((report, compilers.begun()) for report in reports), monitor, dimensions, log, say, use)
 
 
 def publish(
@@ -132,6 +185,7 @@ def publish(
     dimensions: dict[str, str],
     log: FleetLog | PrintedLog,
     say: Callable[[str], None],
+    use: InstanceUse | None = None,
 ) -> None:
     """Write an event for each report, with the programs that were compiled in its period.
 
@@ -140,7 +194,7 @@ def publish(
     for report, compiled in reports:
         at = int(time.time() * 1000)
         try:
-            sent = fleet_metrics(read_figures(report), compiled)
+            sent = [*fleet_metrics(read_figures(report), compiled), *(use.metrics() if use else ())]
             log.write(at, log_event(at, dimensions, log.instance, sent))
         except ReportInvalid as wrong:
             say(f"invalid report of {monitor} ({wrong}); dropped")
