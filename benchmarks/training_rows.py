@@ -15,8 +15,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from nxpipe.pipeline.plan.training import OWN_WORK, Candidate, Clock, Job, Step, candidate, configuration, instance_of
-from nxpipe.pipeline.plan.training_memory import Layout, Precision, rank_bytes
+from nxpipe.pipeline.plan.training import (
+    OWN_WORK,
+    TrainingCandidate,
+    TrainingClock,
+    TrainingJob,
+    TrainingStep,
+    candidate,
+    configuration,
+    instance_of,
+)
+from nxpipe.pipeline.plan.training_memory import Precision, TrainingLayout, rank_bytes
 from nxpipe.pipeline.predict.constants import predict
 from nxpipe.pipeline.predict.fit import select
 from nxpipe.pipeline.predict.measurements import Configuration, Measured, read
@@ -30,8 +39,8 @@ class Row:
     id: str
     name: str
     measured: float  # seconds of a step
-    planned: Candidate
-    clock: Clock
+    planned: TrainingCandidate
+    clock: TrainingClock
     seen: float  # whole seconds of a sequence on one core by the shipped constants
     unseen: float  # and by constants that have not seen the model
 
@@ -46,7 +55,7 @@ class Row:
         """Seconds of a step for a share that was found on other models."""
         return self._step(share * self.unseen).seconds
 
-    def _step(self, sequence: float) -> Step:
+    def _step(self, sequence: float) -> TrainingStep:
         return replace(self.clock, sequence=sequence).step(self.planned.count, self.planned.layout)
 
 
@@ -70,11 +79,14 @@ def rows_of(path: Path, others: Sequence[Path]) -> list[Row]:
 def _row(row: Measured, sequences: int, unseen: float) -> Row:
     c: Configuration = row.configuration
     found = architecture(c.published_name, c.model)
-    assert found is not None and row.cycle is not None and c.sequence is not None
+    assert found is not None and row.cycle is not None
+    assert c.sequence is not None
     precision = Precision.BF16_SR if "sr" in c.model_dtype else Precision.MIXED
-    job = Job(c.model, found, c.sequence, sequences, precision, flash=False)
-    clock = Clock.of(job, instance_of(c.instance))
-    layout = Layout(tp=c.tp, pp=c.pp, dp=c.dp, micro=c.batch, sequences=sequences, precision=precision, flash=False)
+    job = TrainingJob(c.model, found, c.sequence, sequences, precision, flash=False)
+    clock = TrainingClock.of(job, instance_of(c.instance))
+    layout = TrainingLayout(
+        tp=c.tp, pp=c.pp, dp=c.dp, micro=c.batch, sequences=sequences, precision=precision, flash=False
+    )
     # The error of the row with constants that have not seen its model, applied to what they predict.
     whole = row.cycle * unseen * c.cores
     seen = predict(configuration(job, clock.instance), architecture=found).seconds

@@ -16,11 +16,11 @@ from typing import Final
 from nxpipe.emulator.hardware.instance import INSTANCES, Instance
 from nxpipe.emulator.hardware.links import collectives_ns, link_gb_s, near_gb_s
 from nxpipe.pipeline.plan.training_memory import (
-    Layout,
-    Memory,
+    DecoderSizes,
     Precision,
     Recompute,
-    Sizes,
+    TrainingLayout,
+    TrainingMemory,
     layers_of_stages,
     memory,
     rank_bytes,
@@ -44,7 +44,7 @@ _EXECUTIONS: Final = 2  # of a micro-batch on a stage: forward, backward
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """What is trained: a model, the tokens of a sequence, the sequences of a step, and numbers' types."""
 
     model: str
@@ -57,8 +57,8 @@ class Job:
     flash: bool = True
 
     @cached_property
-    def sizes(self) -> Sizes:
-        return Sizes.of(self.architecture)
+    def sizes(self) -> DecoderSizes:
+        return DecoderSizes.of(self.architecture)
 
     @cached_property
     def forward(self) -> works.Work:
@@ -86,7 +86,7 @@ def instance_of(name: str) -> Instance:
     return INSTANCES[name]
 
 
-def reason_against(job: Job, instance: Instance, count: int, layout: Layout) -> str | None:
+def reason_against(job: TrainingJob, instance: Instance, count: int, layout: TrainingLayout) -> str | None:
     """Why a layout cannot run on so many instances; None if it can, its memory aside."""
     s, ranks = job.sizes, count * instance.logical_cores
     if layout.tp not in instance.degrees:
@@ -114,7 +114,7 @@ def _listed(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def layouts(job: Job, instance: Instance, count: int) -> Iterator[Layout]:
+def layouts(job: TrainingJob, instance: Instance, count: int) -> Iterator[TrainingLayout]:
     """All layouts without interleaving that can run on so many instances, their memory aside."""
     ranks = count * instance.logical_cores
     choices = (Recompute.SELECTIVE, Recompute.FULL) if job.flash else tuple(Recompute)
@@ -123,7 +123,7 @@ def layouts(job: Job, instance: Instance, count: int) -> Iterator[Layout]:
         for pp in stages:
             for micro in _MICRO:
                 for recompute in choices:
-                    layout = Layout(
+                    layout = TrainingLayout(
                         tp=tp,
                         pp=pp,
                         dp=ranks // (tp * pp),
@@ -143,7 +143,7 @@ PARTS: Final = ("compute", "recompute", "bubble", "tensor", "pipeline", "executi
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """Seconds of one step by what takes them. `factor` is that of the 90 % interval."""
 
     compute: float
@@ -167,18 +167,18 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Clock:
+class TrainingClock:
     """The times of a job on one instance type. `sequence` is the seconds that a sequence takes one physical core."""
 
-    job: Job
+    job: TrainingJob
     instance: Instance
     sequence: float
     factor: float
 
     @classmethod
     def of(
-        cls, job: Job, instance: Instance, fitted: FittedConstants | None = None, share: float = OWN_WORK
-    ) -> "Clock":
+        cls, job: TrainingJob, instance: Instance, fitted: FittedConstants | None = None, share: float = OWN_WORK
+    ) -> "TrainingClock":
         """NotPredicted for a model or an instance type without constants."""
         fitted = fitted or shipped()
         whole = predict(configuration(job, instance), fitted, job.architecture)
@@ -187,7 +187,7 @@ class Clock:
             factor **= 2  # no training on it was published, so its constants are those of other chips
         return cls(job, instance, max(share * whole.seconds, whole.floor_seconds), factor)
 
-    def step(self, count: int, layout: Layout) -> Step:
+    def step(self, count: int, layout: TrainingLayout) -> TrainingStep:
         """One step of a layout that is valid on `count` instances."""
         job, s, cores = self.job, self.job.sizes, layout.tp * self._cores_of_rank
         each = self.sequence / cores * layout.micro
@@ -206,7 +206,7 @@ class Clock:
             "executions": _EXECUTIONS * layout.interleave * collectives_ns(self.instance.core, cores) / 1e9,
         }
         slots, waits = layout.micro_batches, (layout.pp - 1) / layout.interleave
-        return Step(
+        return TrainingStep(
             **{part: slots * seconds for part, seconds in slot.items()},
             bubble=waits * math.fsum(slot.values()),
             gradients=self._gradients(count, layout),
@@ -218,7 +218,7 @@ class Clock:
     def _cores_of_rank(self) -> int:
         return self.instance.cores // self.instance.logical_cores
 
-    def _exchanges(self, layout: Layout) -> float:
+    def _exchanges(self, layout: TrainingLayout) -> float:
         """Four all-reduces of a layer's activations, or as many pairs of all-gather and reduce-scatter."""
         if layout.tp == 1:
             return 0.0
@@ -232,7 +232,7 @@ class Clock:
         near = cores <= self.instance.cores_per_chip
         return (near_gb_s(self.instance) if near else link_gb_s(self.instance)) * 1e9
 
-    def _sends(self, count: int, layout: Layout) -> float:
+    def _sends(self, count: int, layout: TrainingLayout) -> float:
         """Activations to the next stage and gradients to the one before, both ways at once, for each virtual stage."""
         if layout.pp == 1:
             return 0.0
@@ -247,7 +247,7 @@ class Clock:
         """Bytes a second of one instance."""
         return (self.instance.efa_gbps or 0.0) / 8 * 1e9
 
-    def _gradients(self, count: int, layout: Layout) -> float:
+    def _gradients(self, count: int, layout: TrainingLayout) -> float:
         """Rings over the replicas: those on one instance share its links, and one ring crosses its network once.
 
         Ranks are numbered by tensor, then data, then pipeline parallel index.
@@ -262,7 +262,7 @@ class Clock:
         parameters = max(stage_parameters(self.job.sizes, layout, stage) for stage in {0, layout.pp - 1})
         return parameters * (precision.gradient_bytes + gathered) * (layout.dp - 1) / layout.dp / rate
 
-    def _optimizer(self, layout: Layout) -> float:
+    def _optimizer(self, layout: TrainingLayout) -> float:
         """Its state is read and written, gradients are read, weights written; on the shard of ZeRO-1."""
         precision = layout.precision
         parameters = max(stage_parameters(self.job.sizes, layout, stage) for stage in {0, layout.pp - 1})
@@ -271,7 +271,7 @@ class Clock:
         return parameters * moved / (layout.dp if layout.zero1 else 1) / rate
 
 
-def configuration(job: Job, instance: Instance) -> Configuration:
+def configuration(job: TrainingJob, instance: Instance) -> Configuration:
     """The job on one physical core, as a row of published training has it."""
     exact = job.precision is Precision.FP32
     return Configuration(
@@ -286,7 +286,7 @@ def configuration(job: Job, instance: Instance) -> Configuration:
     )
 
 
-def _recomputed(job: Job, layout: Layout) -> float:
+def _recomputed(job: TrainingJob, layout: TrainingLayout) -> float:
     """Work of recomputation beyond that of published training, which recomputes attention, as a share of it.
 
     Forward and backward are three times the products of forward; a fourth is what is recomputed.
@@ -300,16 +300,16 @@ def _recomputed(job: Job, layout: Layout) -> float:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TrainingCandidate:
     """A layout on instances of a type: its memory and its step."""
 
-    job: Job
+    job: TrainingJob
     instance: Instance
     count: int
-    layout: Layout
-    memory: Memory
-    step: Step
-    others: Sequence["Candidate"] = ()  # the next best layouts on the same instances
+    layout: TrainingLayout
+    memory: TrainingMemory
+    step: TrainingStep
+    others: Sequence["TrainingCandidate"] = ()  # the next best layouts on the same instances
 
     @property
     def fits(self) -> bool:
@@ -327,19 +327,21 @@ class Candidate:
 
     def hours(self, tokens: float) -> float:
         """Of the predicted time of whole steps."""
-        steps = math.ceil(tokens / (self.job.sequences * self.job.tokens))
-        return steps * self.step.seconds / 3600
+        return self.steps(tokens) * self.step.seconds / 3600
+
+    def steps(self, tokens: float) -> int:
+        return math.ceil(tokens / (self.job.sequences * self.job.tokens))
 
 
 _LISTED: Final = 5  # layouts of the same instances that a plan keeps beside the best
 
 
-def candidate(clock: Clock, count: int, layout: Layout) -> Candidate:
+def candidate(clock: TrainingClock, count: int, layout: TrainingLayout) -> TrainingCandidate:
     held = memory(clock.job.sizes, layout, clock.job.tokens)
-    return Candidate(clock.job, clock.instance, count, layout, held, clock.step(count, layout))
+    return TrainingCandidate(clock.job, clock.instance, count, layout, held, clock.step(count, layout))
 
 
-def fastest(clock: Clock, count: int) -> Candidate | None:
+def fastest(clock: TrainingClock, count: int) -> TrainingCandidate | None:
     """The fastest layout that fits; None if none does. Equal ones: the one with more memory left."""
     found = (candidate(clock, count, layout) for layout in layouts(clock.job, clock.instance, count))
     ordered = sorted(
@@ -348,7 +350,7 @@ def fastest(clock: Clock, count: int) -> Candidate | None:
     return replace(ordered[0], others=tuple(ordered[1 : _LISTED + 1])) if ordered else None
 
 
-def least_memory(clock: Clock, count: int) -> Candidate | None:
+def least_memory(clock: TrainingClock, count: int) -> TrainingCandidate | None:
     """The layout with the fullest rank least full, for the sentence that nothing fits; None if there is no layout."""
     found = [candidate(clock, count, layout) for layout in layouts(clock.job, clock.instance, count)]
     return min(found, key=lambda each: each.memory.total, default=None)

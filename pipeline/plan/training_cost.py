@@ -1,15 +1,17 @@
 """Hours and dollars of a training run by way of buying: checkpoints, interruptions, lengths of capacity blocks."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Final
 
+from nxpipe.emulator.hardware.instance import Instance
 from nxpipe.pipeline.config.capacity import DRAINED_BEFORE_THE_END, IN_CAPACITY_BLOCKS, NEVER_SPOT
 from nxpipe.pipeline.config.prices import Prices, Purchase
-from nxpipe.pipeline.plan.training import Candidate
-from nxpipe.pipeline.plan.training_memory import checkpoint_bytes
+from nxpipe.pipeline.plan.training import TrainingCandidate, TrainingClock, TrainingJob, fastest, least_memory
+from nxpipe.pipeline.plan.training_memory import checkpoint_bytes, rank_bytes
+from nxpipe.pipeline.predict.work import NotPredicted
 
 # Capacity blocks: days by one to 14, then by seven to 182; they end at 11:30 UTC. At most 64 instances of a block, in
 # these sizes, and 256 over all blocks of an account (EC2 user guide, "Find and purchase Capacity Blocks").
@@ -36,7 +38,7 @@ class Checkpoints:
     rate: float = 1e9  # bytes a second of each instance to storage
     restart: float = 900.0  # seconds until a run goes on: new instances, programs from the cache, the last checkpoint
 
-    def written_in(self, c: Candidate) -> float:
+    def written_in(self, c: TrainingCandidate) -> float:
         """Seconds of one checkpoint; all instances write their share at once."""
         if self.seconds is not None:
             return self.seconds
@@ -83,7 +85,7 @@ class Spot:
     waste: float  # share of the work's time that checkpoints, lost work and restarts add
 
     @classmethod
-    def of(cls, c: Candidate, checkpoints: Checkpoints) -> "Spot":
+    def of(cls, c: TrainingCandidate, checkpoints: Checkpoints) -> "Spot":
         write, between = checkpoints.written_in(c), checkpoints.between_interruptions(c.count)
         interval = daly(write, between) if write > 0 else c.step.seconds
         interval = max(interval, c.step.seconds)  # a checkpoint is between two steps
@@ -138,7 +140,7 @@ class Offer:
 
 
 def offers(
-    c: Candidate, tokens: float, prices: Prices, region: str, checkpoints: Checkpoints | None = None
+    c: TrainingCandidate, tokens: float, prices: Prices, region: str, checkpoints: Checkpoints | None = None
 ) -> Iterator[Offer]:
     """Each way in which the instances are sold, and its hours and dollars for a number of tokens."""
     work, name = c.hours(tokens), c.instance.name
@@ -180,3 +182,123 @@ def duration(seconds: float) -> str:
         if seconds < most:
             return f"{seconds / size:.{0 if unit != 'h' else 1}f} {unit}"
     return f"{seconds / 86400:,.1f} days" if math.isfinite(seconds) else "never"
+
+
+OFFERED: Final = (Purchase.ON_DEMAND, Purchase.SPOT, Purchase.CAPACITY_BLOCK)  # without a commitment of years
+
+
+@dataclass(frozen=True)
+class TrainingDemand:
+    """What a plan is asked for: tokens to train on, and the bounds of money and time."""
+
+    tokens: float
+    region: str
+    purchases: Sequence[Purchase] = OFFERED
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    deadline: float | None = None  # hours
+    budget: float | None = None  # dollars
+
+
+@dataclass(frozen=True)
+class TrainingChoice:
+    """Instances with their fastest layout, and what they cost in each way of buying."""
+
+    candidate: TrainingCandidate
+    offers: Sequence[Offer]
+    hours: float  # of work, without interruptions
+
+    def cheapest(self, demand: TrainingDemand) -> Offer | None:
+        """Of the ways that the demand allows and whose price is known; by expected dollars, then by hours."""
+        known = [each for each in self.offers if each.dollars and each.purchase in demand.purchases]
+        kept = [each for each in known if _within(each, demand)] or known
+        return min(kept, key=lambda each: (each.dollars[1] if each.dollars else math.inf, each.hours[1]), default=None)
+
+    def meets(self, demand: TrainingDemand) -> bool:
+        offer = self.cheapest(demand)
+        if offer is None:  # of an unknown price
+            return demand.budget is None and (demand.deadline is None or self.hours <= demand.deadline)
+        return _within(offer, demand)
+
+
+def _within(offer: Offer, demand: TrainingDemand) -> bool:
+    """Whether the expected hours and dollars are within the deadline and the budget."""
+    dollars = offer.dollars[1] if offer.dollars else math.inf
+    return (demand.deadline is None or offer.hours[1] <= demand.deadline) and (
+        demand.budget is None or dollars <= demand.budget
+    )
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """Choices that meet the demand, the cheapest first, and the reasons why others do not."""
+
+    job: TrainingJob
+    demand: TrainingDemand
+    choices: Sequence[TrainingChoice]
+    refused: Sequence[str]
+    given: TrainingChoice | None = None  # the layout of an imported configuration
+
+    @property
+    def best(self) -> TrainingChoice | None:
+        return self.choices[0] if self.choices else None
+
+    def is_close(self, choice: TrainingChoice) -> bool:
+        """Whether its dollars may be less than the cheapest one's. Choices on one instance type have one error, so
+        that their order does not depend on it."""
+        best = self.best
+        if best is None or choice.candidate.instance == best.candidate.instance:
+            return False
+        first, other = best.cheapest(self.demand), choice.cheapest(self.demand)
+        return bool(first and other and first.dollars and other.dollars and other.dollars[0] <= first.dollars[2])
+
+
+def plan_training(
+    job: TrainingJob, demand: TrainingDemand, instances: Sequence[Instance], counts: Sequence[int], prices: Prices
+) -> TrainingPlan:
+    """The fastest layout on each number of instances of each type, ranked by dollars; unknown prices come last."""
+    choices, refused = [], []
+    for instance in instances:
+        try:
+            clock = TrainingClock.of(job, instance)
+        except NotPredicted as reason:
+            refused.append(f"{instance.name}: {reason}")
+            continue
+        for count in counts:
+            found = fastest(clock, count)
+            if found is None:
+                refused.append(_unfit(clock, count))
+                continue
+            choice = choice_of(found, demand, prices)
+            if choice.meets(demand):
+                choices.append(choice)
+            else:
+                refused.append(f"{count} x {instance.name}: {_missed(choice, demand)}")
+    return TrainingPlan(job, demand, sorted(choices, key=lambda each: _rank(each, demand)), refused)
+
+
+def choice_of(found: TrainingCandidate, demand: TrainingDemand, prices: Prices) -> TrainingChoice:
+    listed = offers(found, demand.tokens, prices, demand.region, demand.checkpoints)
+    return TrainingChoice(found, tuple(listed), found.hours(demand.tokens))
+
+
+def _rank(choice: TrainingChoice, demand: TrainingDemand) -> tuple[float, float]:
+    offer = choice.cheapest(demand)
+    return (offer.dollars[1] if offer and offer.dollars else math.inf, choice.hours)
+
+
+def _unfit(clock: TrainingClock, count: int) -> str:
+    where, least = f"{count} x {clock.instance.name}", least_memory(clock, count)
+    if least is None:
+        return f"{where}: no layout divides its ranks, {clock.job.sequences} sequences and the model's heads and layers"
+    need, room = least.memory.total / 2**30, rank_bytes(clock.instance) / 2**30
+    return f"{where}: the least full layout, {least.layout}, needs {need:.1f} GiB of a rank's {room:.1f} GiB"
+
+
+def _missed(choice: TrainingChoice, demand: TrainingDemand) -> str:
+    offer = choice.cheapest(demand)
+    hours = offer.hours[1] if offer else choice.hours
+    if demand.deadline is not None and hours > demand.deadline:
+        return f"{duration(3600 * hours)}, beyond the deadline of {duration(3600 * demand.deadline)}"
+    if offer is None or offer.dollars is None:
+        return "its price is not known, so that no budget can hold"
+    return f"${offer.dollars[1]:,.0f}, beyond the budget of ${demand.budget:,.0f}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nxpipe.pipeline.config.prices import Purchase
-from nxpipe.pipeline.plan.training import Candidate
+from nxpipe.pipeline.plan.training import TrainingCandidate
 from nxpipe.pipeline.plan.training_memory import Precision, Recompute
 from nxpipe.pipeline.util.errors import InputInvalid, MissingSoftware
 from nxpipe.pipeline.util.files import DocumentInvalid, json_of, read_file
@@ -29,7 +29,7 @@ _NEMO_PRECISION: Final = {
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedTraining:
     """What a configuration of another tool says of a run; None where it says nothing."""
 
     kind: str
@@ -51,7 +51,7 @@ class Imported:
     sizes: Mapping[str, int] | None = None  # entries of an architecture
 
 
-def read_training(path: Path) -> Imported:
+def read_training(path: Path) -> ImportedTraining:
     """The run that a file of NxD Training, or of Hugging Face's TrainingArguments, configures."""
     document = _document(path)
     fields = _Fields(path, document)
@@ -137,7 +137,7 @@ class _Fields:
         return InputInvalid(f"{self.path}: {name} is {found!r:.60}, not {wanted}; correct the file")
 
 
-def _nxd_training(f: _Fields) -> Imported:
+def _nxd_training(f: _Fields) -> ImportedTraining:
     """NxD Training's YAML, which is NeMo's with the distributed strategy and the data as tables of their own."""
     granularity = f.one_of("model.activations_checkpoint_granularity", ("selective", "full"))
     precision = f.one_of("precision.type", (*_NEMO_PRECISION, "manual"))
@@ -154,7 +154,7 @@ def _nxd_training(f: _Fields) -> Imported:
     }
     sizes = {key: size for key, name in names.items() if (size := f.count(name)) is not None}
     tokens = f.count("model.encoder_seq_length")
-    return Imported(
+    return ImportedTraining(
         kind="NxD Training",
         tp=f.count("distributed_strategy.tensor_model_parallel_size"),
         pp=f.count("distributed_strategy.pipeline_model_parallel_size"),
@@ -174,7 +174,7 @@ def _nxd_training(f: _Fields) -> Imported:
     )
 
 
-def _hugging_face(f: _Fields) -> Imported:
+def _hugging_face(f: _Fields) -> ImportedTraining:
     """TrainingArguments, and what NeuronTrainingArguments of optimum-neuron adds."""
     if f.flag("fp16"):
         raise f.invalid("fp16", "false: NeuronCores train in bf16 or fp32", True)
@@ -182,7 +182,7 @@ def _hugging_face(f: _Fields) -> Imported:
     if optimizer is not None and not str(optimizer).startswith("adamw"):
         raise f.invalid("optim", "an AdamW, whose state alone is planned", optimizer)
     tokens = next((found for name in ("max_seq_length", "max_length") if (found := f.count(name))), None)
-    return Imported(
+    return ImportedTraining(
         kind="TrainingArguments",
         tp=f.count("tensor_parallel_size"),
         pp=f.count("pipeline_parallel_size"),
@@ -212,7 +212,7 @@ class Launch:
     steps: int
 
 
-def launch_files(c: Candidate, launch: Launch) -> dict[str, str]:
+def launch_files(c: TrainingCandidate, launch: Launch) -> dict[str, str]:
     """The text of each file that launches a plan, by name."""
     return {
         "nxpipe.toml": _configuration(c, launch),
@@ -223,7 +223,7 @@ def launch_files(c: Candidate, launch: Launch) -> dict[str, str]:
     }
 
 
-def _configuration(c: Candidate, launch: Launch) -> str:
+def _configuration(c: TrainingCandidate, launch: Launch) -> str:
     model = re.sub(r"[^a-z0-9]+", "-", launch.model_id.rpartition("/")[2].lower()).strip("-") or "model"
     source = "path" if Path(launch.model_id).is_dir() else "id"
     bought = ""
@@ -249,7 +249,7 @@ def _configuration(c: Candidate, launch: Launch) -> str:
     )
 
 
-def _train(c: Candidate) -> str:
+def _train(c: TrainingCandidate) -> str:
     """One node's part of the job. AWS Batch sets its variables in multi-node jobs, the address on all but the main."""
     layout = c.layout
     environment = {
@@ -337,7 +337,7 @@ submit train ./train.sh "$@"
 """
 
 
-def _nxdt(c: Candidate, launch: Launch) -> str:
+def _nxdt(c: TrainingCandidate, launch: Launch) -> str:
     """The part of an NxD Training configuration that a plan decides; JSON is YAML."""
     layout = c.layout
     precision = {Precision.MIXED: "mixed_precision", Precision.BF16_SR: "bf16SR", Precision.FP32: "fp32"}

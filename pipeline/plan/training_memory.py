@@ -1,4 +1,4 @@
-"""Memory of one rank in training: weights, gradients, optimizer, activations, by the stage of its pipeline.
+"""TrainingMemory of one rank in training: weights, gradients, optimizer, activations, by the stage of its pipeline.
 
 Activations follow Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), with
 their counts of a GPT layer taken apart, so that gated layers, grouped heads and models without dropout have theirs.
@@ -53,7 +53,7 @@ class Precision(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class TrainingLayout:
     """How a batch and a model are divided over ranks: tensor, pipeline and data parallel, and micro-batches."""
 
     tp: int
@@ -83,7 +83,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Memory:
+class TrainingMemory:
     """Bytes of one rank, by what they hold."""
 
     weights: float
@@ -104,7 +104,7 @@ def rank_bytes(instance: Instance) -> float:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class DecoderSizes:
     """The sizes of a decoder that memory depends on. `wide` are the columns of a token's feed-forward layers."""
 
     layers: int
@@ -120,7 +120,7 @@ class Sizes:
     tied: bool
 
     @classmethod
-    def of(cls, a: Architecture) -> "Sizes":
+    def of(cls, a: Architecture) -> "DecoderSizes":
         if a["kind"] != "decoder":
             raise NotPredicted(f"training of a model of kind {a['kind']} is not planned, only of decoders")
         heads, experts = a["heads"], a.get("experts") or 0
@@ -158,14 +158,14 @@ def layers_of_stages(layers: int, stages: int) -> list[int]:
     return counts
 
 
-def layer_parameters(s: Sizes, tp: int) -> float:
+def layer_parameters(s: DecoderSizes, tp: int) -> float:
     """Of one rank."""
     attention = s.hidden * s.head_dim * (2 * s.heads / tp + 2 * s.kv_of_rank(tp))
     feed_forward = (3 if s.gated else 2) * s.hidden * s.stored / tp
     return attention + feed_forward + s.hidden * (s.experts + 2)  # a router and two norms on each rank
 
 
-def stage_parameters(s: Sizes, layout: Layout, stage: int) -> float:
+def stage_parameters(s: DecoderSizes, layout: TrainingLayout, stage: int) -> float:
     """Of one rank: its layers, and the tables of the first and last stage."""
     count = layers_of_stages(s.layers, layout.pp)[stage] * layer_parameters(s, layout.tp)
     table = s.vocabulary * s.hidden / layout.tp
@@ -177,7 +177,9 @@ def stage_parameters(s: Sizes, layout: Layout, stage: int) -> float:
     return count + (s.hidden if last else 0)
 
 
-def layer_activations(s: Sizes, layout: Layout, tokens: int, recompute: Recompute | None = None) -> float:
+def layer_activations(
+    s: DecoderSizes, layout: TrainingLayout, tokens: int, recompute: Recompute | None = None
+) -> float:
     """Bytes that one layer keeps of one micro-batch on one rank, until its backward pass."""
     recompute = layout.recompute if recompute is None else recompute
     rows = layout.micro * tokens
@@ -194,7 +196,7 @@ def layer_activations(s: Sizes, layout: Layout, tokens: int, recompute: Recomput
     return shared / replicated + attention + feed_forward + kept
 
 
-def layers_in_flight(layout: Layout, layers: int, stage: int) -> float:
+def layers_in_flight(layout: TrainingLayout, layers: int, stage: int) -> float:
     """Layers times micro-batches whose activations a rank of a stage of `layers` keeps at most, in 1F1B."""
     if layout.interleave == 1:
         return layers * min(layout.micro_batches, layout.pp - stage)
@@ -202,7 +204,7 @@ def layers_in_flight(layout: Layout, layers: int, stage: int) -> float:
     return layers / layout.interleave * min(chunks, layout.micro_batches * layout.interleave)
 
 
-def stage_memory(s: Sizes, layout: Layout, tokens: int, stage: int) -> Memory:
+def stage_memory(s: DecoderSizes, layout: TrainingLayout, tokens: int, stage: int) -> TrainingMemory:
     """One rank of a stage."""
     parameters = stage_parameters(s, layout, stage)
     sharded = math.ceil(parameters / layout.dp) if layout.zero1 else parameters
@@ -212,7 +214,7 @@ def stage_memory(s: Sizes, layout: Layout, tokens: int, stage: int) -> Memory:
     working = 2 * layer_activations(s, layout, tokens, Recompute.NONE)
     if stage == layout.pp - 1:  # logits in fp32 and their gradient
         working = max(working, 2 * _FP32 * rows * s.vocabulary / layout.tp)
-    return Memory(
+    return TrainingMemory(
         weights=parameters * layout.precision.weight_bytes,
         gradients=parameters * layout.precision.gradient_bytes,
         optimizer=sharded * layout.precision.optimizer_bytes,
@@ -221,13 +223,13 @@ def stage_memory(s: Sizes, layout: Layout, tokens: int, stage: int) -> Memory:
     )
 
 
-def memory(s: Sizes, layout: Layout, tokens: int) -> Memory:
+def memory(s: DecoderSizes, layout: TrainingLayout, tokens: int) -> TrainingMemory:
     """The fullest stage: the first has most micro-batches in flight, the second a layer more, the last the logits."""
     stages = sorted({0, min(1, layout.pp - 1), layout.pp - 1})
     return max((stage_memory(s, layout, tokens, stage) for stage in stages), key=lambda each: each.total)
 
 
-def checkpoint_bytes(s: Sizes, layout: Layout, stages: Sequence[int] | None = None) -> float:
+def checkpoint_bytes(s: DecoderSizes, layout: TrainingLayout, stages: Sequence[int] | None = None) -> float:
     """Weights and AdamW's state of the model, without copies of other replicas."""
     each = layout.precision.weight_bytes + layout.precision.optimizer_bytes
     indices = range(layout.pp) if stages is None else stages
