@@ -330,8 +330,9 @@ def _launch(console: Console, found: "TrainingPlan", options: dict[str, Any]) ->
         raise InputInvalid(f"--out {folder}: there is no plan to launch; see the reasons above")
     offer = chosen.cheapest(found.demand)
     launch = Launch(
-        name=name_of(found.job.model),
+        project=name_of(found.job.model),
         model_id=options["model_id"] or "",
+        nodes=chosen.candidate.count,
         region=found.demand.region,
         zone=options["zone"] or f"{found.demand.region}a",
         purchase=offer.purchase if offer else Purchase.ON_DEMAND,

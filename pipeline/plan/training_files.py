@@ -197,6 +197,8 @@ def _hugging_face(f: _Fields) -> ImportedTraining:
     )
 
 
+FLEET: Final = "training"  # its name in nxpipe.toml
+_SCRATCH: Final = "/scratch"  # where the stack mounts the file system of a fleet
 _COMPILER_FLAGS: Final = "--model-type=transformer --distribution-strategy=llm-training"
 
 
@@ -204,8 +206,9 @@ _COMPILER_FLAGS: Final = "--model-type=transformer --distribution-strategy=llm-t
 class Launch:
     """What the files of a plan name beside its layout."""
 
-    name: str  # of the fleet
+    project: str
     model_id: str
+    nodes: int
     region: str
     zone: str
     purchase: Purchase
@@ -224,29 +227,31 @@ def launch_files(c: TrainingCandidate, launch: Launch) -> dict[str, str]:
 
 
 def _configuration(c: TrainingCandidate, launch: Launch) -> str:
-    model = re.sub(r"[^a-z0-9]+", "-", launch.model_id.rpartition("/")[2].lower()).strip("-") or "model"
-    source = "path" if Path(launch.model_id).is_dir() else "id"
-    bought = ""
-    if launch.purchase is Purchase.CAPACITY_BLOCK:
-        bought = (
-            "# The plan is for a capacity block. Once it is bought, name it:\n"
-            '# capacity = { kind = "capacity-block", id = "cr-...", start = 2027-01-04T11:30:00Z, '
-            "end = 2027-01-05T11:30:00Z }\n"
-        )
+    folder = Path(launch.model_id)
+    source = f"path = {for_json(str(folder.resolve()))}" if folder.is_dir() else f"id = {for_json(launch.model_id)}"
     # A capacity block has an id and dates only once it is bought.
     kind = "spot" if launch.purchase is Purchase.SPOT else "on-demand"
-    image = '# Before its deployment, the fleet needs the training container: image = "REPOSITORY_URI@sha256:..."\n'
-    return (
-        f"# Written by `nxpipe plan train`: {c.count} x {c.instance.name}, {c.layout}.\n"
-        f"[project]\nname = {for_json(launch.name)}\nregion = {for_json(launch.region)}\n\n"
-        '[store]\nurl = "file://.nxpipe/store"\n\n'
-        f"[[models]]\nname = {for_json(model)}\n{source} = {for_json(launch.model_id)}\n"
-        f'task = "text-generation"\ntarget = {for_json(c.instance.name)}\nbuckets = [128]\n\n'
-        f"{image}{bought}"
-        f'[[fleets]]\nkind = "training"\nname = {for_json(launch.name)}\nmodel = {for_json(model)}\n'
-        f'channel = "experiments"\ninstance_types = [{for_json(c.instance.name)}]\nzone = {for_json(launch.zone)}\n'
-        f"capacity = {{ kind = {for_json(kind)} }}\nnodes = {c.count}\n"
-    )
+    lines = [
+        f"# Written by `nxpipe plan train`: {c.count} x {c.instance.name}, {c.layout}.",
+        *("[project]", f"name = {for_json(launch.project)}", f"region = {for_json(launch.region)}", ""),
+        *("[store]", 'url = "file://.nxpipe/store"', ""),
+        *("[[models]]", f"name = {for_json(launch.project)}", source, 'task = "text-generation"'),
+        *(f"target = {for_json(c.instance.name)}", "buckets = [128]", ""),
+        '# Before its deployment, the fleet needs the training container: image = "REPOSITORY_URI@sha256:..."',
+    ]
+    if launch.purchase is Purchase.CAPACITY_BLOCK:
+        lines += [
+            "# The plan is for a capacity block. Once it is bought, name it:",
+            '# capacity = { kind = "capacity-block", id = "cr-...", start = 2027-01-04T11:30:00Z, end = ... }',
+        ]
+    lines += [
+        *("[[fleets]]", 'kind = "training"', f"name = {for_json(FLEET)}", f"model = {for_json(launch.project)}"),
+        *('channel = "experiments"', f"instance_types = [{for_json(c.instance.name)}]"),
+        *(f"zone = {for_json(launch.zone)}", f"capacity = {{ kind = {for_json(kind)} }}", f"nodes = {c.count}"),
+    ]
+    if launch.purchase is not Purchase.SPOT:  # which has a bucket for checkpoints
+        lines.append("scratch = { size = 1200 } # GiB: checkpoints and the cache of compiled graphs")
+    return "\n".join(lines) + "\n"
 
 
 def _train(c: TrainingCandidate) -> str:
@@ -274,12 +279,15 @@ def _train(c: TrainingCandidate) -> str:
         environment |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
     exports = "\n".join(f"export {name}={json.dumps(value)}" for name, value in environment.items())
     return f"""#!/usr/bin/env bash
-# Starts the ranks of one node: ./train.sh SCRIPT [ARGUMENT]... Written by `nxpipe plan train`: {layout}.
+# Starts the ranks of one node: ./train.sh SCRIPT [ARGUMENT]...
+# Written by `nxpipe plan train`: {layout}.
 # The script reads the layout from these variables, or NxD Training from nxdt.yaml.
 set -euo pipefail
 : "${{1:?usage: ./train.sh SCRIPT [ARGUMENT]...}}"
 {exports}
-export NEURON_COMPILE_CACHE_URL="${{NEURON_COMPILE_CACHE_URL:-${{NXPIPE_LOCAL:-/var/tmp}}/neuron-compile-cache}}"
+# Both jobs have one cache: in the bucket of a fleet on spot capacity, else on its file system.
+shared="${{NXPIPE_CHECKPOINTS:-{_SCRATCH}}}"
+export NEURON_COMPILE_CACHE_URL="${{NEURON_COMPILE_CACHE_URL:-$shared/neuron-compile-cache}}"
 main=${{AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS:-${{MASTER_ADDR:-$(hostname -i | cut -d' ' -f1)}}}}
 exec torchrun \\
     --nproc_per_node {c.instance.logical_cores} \\
@@ -295,7 +303,7 @@ def _precompile() -> str:
     return """#!/usr/bin/env bash
 # Compiles the graphs of a run into the cache, without training: ./precompile.sh SCRIPT [ARGUMENT]...
 # Run it as a job of its own before train.sh, with as many nodes: graphs depend on the number of ranks. Give the script
-# about ten steps. Without NEURON_COMPILE_CACHE_URL=s3://..., the cache stays on the disks of these nodes.
+# about ten steps.
 set -euo pipefail
 : "${1:?usage: ./precompile.sh SCRIPT [ARGUMENT]...}"
 # neuron_parallel_compile sets NEURON_EXTRACT_GRAPHS_ONLY=1: operations return zeros, and graphs are compiled after.
@@ -304,36 +312,30 @@ exec neuron_parallel_compile "$(dirname "$0")/train.sh" "$@"
 
 
 def _submit(launch: Launch) -> str:
+    several = '{"nodePropertyOverrides": [{"targetNodes": "0:", "containerOverrides": job}]}'
+    overrides = several if launch.nodes > 1 else "job"
     return f"""#!/usr/bin/env bash
-# Submits the precompile job, and the training job after it: ./submit.sh s3://CACHE SCRIPT [ARGUMENT]...
+# Submits the precompile job, and the training job after it: ./submit.sh SCRIPT [ARGUMENT]...
 # The container has train.sh, precompile.sh and the script in its working folder.
 set -euo pipefail
-: "${{2:?usage: ./submit.sh s3://CACHE SCRIPT [ARGUMENT]...}}"
-export CACHE=$1 AWS_REGION="${{AWS_REGION:-{launch.region}}}"
-shift
+: "${{1:?usage: ./submit.sh SCRIPT [ARGUMENT]...}}"
+export AWS_REGION="${{AWS_REGION:-{launch.region}}}"
 overrides() {{
     python3 - "$@" <<'PYTHON'
-import json, os, sys
-job = {{"command": sys.argv[1:], "environment": [{{"name": "NEURON_COMPILE_CACHE_URL", "value": os.environ["CACHE"]}}]}}
-nodes = int(os.environ["NODES"])
-several = {{"nodePropertyOverrides": [{{"targetNodes": "0:", "containerOverrides": job}}]}}
-print(json.dumps(several if nodes > 1 else job))
+import json, sys
+job = {{"command": sys.argv[1:]}}
+print(json.dumps({overrides}))
 PYTHON
 }}
-submit() {{
-    local name=$1 option
-    shift
-    option=$([ "$NODES" -gt 1 ] && echo --node-overrides || echo --container-overrides)
-    aws batch submit-job --job-name "$name" --job-queue {launch.name}-{launch.name} \\
-        --job-definition {launch.name}-{launch.name} "$option" "$(overrides "$@")" "${{DEPENDS[@]}}" \\
-        --query jobId --output text
+submit() {{  # NAME DEPENDENCIES COMMAND...
+    local name=$1 depends=$2
+    shift 2
+    aws batch submit-job --job-name "$name" --job-queue {launch.project}-{FLEET} \\
+        --job-definition {launch.project}-{FLEET} --depends-on "$depends" \\
+        --{"node" if launch.nodes > 1 else "container"}-overrides "$(overrides "$@")" --query jobId --output text
 }}
-export NODES
-NODES=$(sed -n 's/^nodes = //p' "$(dirname "$0")/nxpipe.toml")
-DEPENDS=()
-precompile=$(submit precompile ./precompile.sh "$@")
-DEPENDS=(--depends-on "jobId=$precompile")
-submit train ./train.sh "$@"
+precompile=$(submit precompile '[]' ./precompile.sh "$@")
+submit train "[{{\\"jobId\\": \\"$precompile\\"}}]" ./train.sh "$@"
 """
 
 
