@@ -3,6 +3,7 @@
 import re
 import shutil
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -321,6 +322,7 @@ def _write(console: Console, found: "TrainingPlan", options: dict[str, Any]) -> 
 def _launch(console: Console, found: "TrainingPlan", options: dict[str, Any]) -> None:
     """All files of a launch or none: a folder that has one of them is refused."""
     from nxpipe.pipeline.plan.serve_files import name_of
+    from nxpipe.pipeline.plan.training_cost import block_days, block_end
     from nxpipe.pipeline.plan.training_files import Launch, launch_files
     from nxpipe.pipeline.util.errors import WouldOverwrite
     from nxpipe.pipeline.util.files import FileChange, write_changes
@@ -329,14 +331,24 @@ def _launch(console: Console, found: "TrainingPlan", options: dict[str, Any]) ->
     if chosen is None:
         raise InputInvalid(f"--out {folder}: there is no plan to launch; see the reasons above")
     offer = chosen.cheapest(found.demand)
+    purchase = offer.purchase if offer else Purchase.ON_DEMAND
+    if purchase is Purchase.SPOT and chosen.candidate.count > 1:
+        raise InputInvalid(
+            f"--out {folder}: AWS Batch, which runs a training fleet, runs no multi-node jobs on spot instances; pass "
+            "--purchase on-demand, or --count 1"
+        )
+    block = None
+    if purchase is Purchase.CAPACITY_BLOCK and offer is not None:
+        block = block_end(datetime.now(UTC).date() + timedelta(days=1), block_days(offer.hours[1])[0])
     launch = Launch(
         project=name_of(found.job.model),
         model_id=options["model_id"] or "",
         nodes=chosen.candidate.count,
         region=found.demand.region,
         zone=options["zone"] or f"{found.demand.region}a",
-        purchase=offer.purchase if offer else Purchase.ON_DEMAND,
+        purchase=purchase,
         steps=chosen.candidate.steps(found.demand.tokens),
+        block=block,
     )
     if not launch.model_id:
         raise InputInvalid("--out: nxpipe.toml needs the model of the fleet; pass --model-id")

@@ -5,8 +5,9 @@ An imported file is a YAML or JSON document. What a plan needs is read and check
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -213,6 +214,7 @@ class Launch:
     zone: str
     purchase: Purchase
     steps: int
+    block: tuple[datetime, datetime] | None = None  # the first capacity block
 
 
 def launch_files(c: TrainingCandidate, launch: Launch) -> dict[str, str]:
@@ -229,8 +231,6 @@ def launch_files(c: TrainingCandidate, launch: Launch) -> dict[str, str]:
 def _configuration(c: TrainingCandidate, launch: Launch) -> str:
     folder = Path(launch.model_id)
     source = f"path = {for_json(str(folder.resolve()))}" if folder.is_dir() else f"id = {for_json(launch.model_id)}"
-    # A capacity block has an id and dates only once it is bought.
-    kind = "spot" if launch.purchase is Purchase.SPOT else "on-demand"
     lines = [
         f"# Written by `nxpipe plan train`: {c.count} x {c.instance.name}, {c.layout}.",
         *("[project]", f"name = {for_json(launch.project)}", f"region = {for_json(launch.region)}", ""),
@@ -239,19 +239,31 @@ def _configuration(c: TrainingCandidate, launch: Launch) -> str:
         *(f"target = {for_json(c.instance.name)}", "buckets = [128]", ""),
         '# Before its deployment, the fleet needs the training container: image = "REPOSITORY_URI@sha256:..."',
     ]
-    if launch.purchase is Purchase.CAPACITY_BLOCK:
-        lines += [
-            "# The plan is for a capacity block. Once it is bought, name it:",
-            '# capacity = { kind = "capacity-block", id = "cr-...", start = 2027-01-04T11:30:00Z, end = ... }',
-        ]
     lines += [
         *("[[fleets]]", 'kind = "training"', f"name = {for_json(FLEET)}", f"model = {for_json(launch.project)}"),
         *('channel = "experiments"', f"instance_types = [{for_json(c.instance.name)}]"),
-        *(f"zone = {for_json(launch.zone)}", f"capacity = {{ kind = {for_json(kind)} }}", f"nodes = {c.count}"),
+        *(f"zone = {for_json(launch.zone)}", f"nodes = {c.count}"),
     ]
     if launch.purchase is not Purchase.SPOT:  # which has a bucket for checkpoints
         lines.append("scratch = { size = 1200 } # GiB: checkpoints and the cache of compiled graphs")
+    lines += _capacity(launch)
     return "\n".join(lines) + "\n"
+
+
+def _capacity(launch: Launch) -> Iterator[str]:
+    if launch.block is not None:
+        start, end = launch.block
+        yield "# Replace id, start, end and zone by those of the capacity block that you buy."
+        yield "[fleets.capacity]"
+        yield 'kind = "capacity-block"'
+        yield 'id = "cr-00000000000000000"'
+        yield f"instances = {launch.nodes}"
+        yield f"start = {start:%Y-%m-%dT%H:%M:%SZ}"
+        yield f"end = {end:%Y-%m-%dT%H:%M:%SZ}"
+        return
+    if launch.purchase not in (Purchase.SPOT, Purchase.ON_DEMAND):
+        yield f"# Billed as {launch.purchase}: a commitment of the account, which changes no resource."
+    yield f'capacity = {{ kind = "{"spot" if launch.purchase is Purchase.SPOT else "on-demand"}" }}'
 
 
 def _train(c: TrainingCandidate) -> str:

@@ -110,7 +110,10 @@ def _remarks(plan: TrainingPlan) -> Iterator[str]:
     if offer is not None and offer.note:
         yield f"{plan.best.candidate.count} x {plan.best.candidate.instance.name}, {offer.purchase}: {offer.note}."
     if any((bought := each.cheapest(plan.demand)) and bought.purchase is Purchase.SPOT for each in plan.choices):
-        yield "A spot price is no capacity: EC2 may refuse the instances, or give fewer; --purchase has other ways."
+        yield (
+            "A spot price is no capacity: EC2 may refuse instances. AWS Batch runs no multi-node jobs on them, so that "
+            "several are nodes of a cluster of your own; --purchase has other ways."
+        )
     dates = sorted({each.dated for choice in plan.choices for each in choice.offers if each.dated})
     if dates:
         yield f"Prices of {plan.demand.region}, dated {dates[0]}" + (f" to {dates[-1]}." if dates[1:] else ".")
