@@ -102,8 +102,8 @@ def _simulated(row: Measured, load: str, bound: Bound, rates: dict[tuple[Any, ..
     steps = PredictedSteps(c.model, c.instance, c.tp, cores, c.framework, known, bound, tier="serving")
     # optimum-neuron compiles one length, to which prompts are padded and whose whole cache each decode reads.
     replica = Replica(c.batch, c.sequence, (c.sequence,), Scheduling.NXDI, longest=c.sequence)
-    lengths = (LengthDistribution("fixed", (each,)) for each in (c.inputs, c.outputs))
-    traffic = Traffic(*lengths, Arrivals.CONSTANT)
+    prompts, outputs = LengthDistribution("fixed", (c.inputs,)), LengthDistribution("fixed", (c.outputs,))
+    traffic = Traffic(prompts, outputs, Arrivals.CONSTANT)
     if load == "synchronous":
         return simulate(traffic.requests(20, 1, 1.0), replica, steps, concurrency=1)
     if load == "batch":

@@ -17,7 +17,7 @@ from nxpipe.artifact_store.fetch.file_layout import AssembledFile, PlacedTensor,
 from nxpipe.artifact_store.fetch.local_files import LocalFiles
 from nxpipe.artifact_store.fetch.mirrors import Sources
 from nxpipe.artifact_store.fetch.partial import Partial, partial
-from nxpipe.artifact_store.fetch.ranges import Piece, at_once, fill, ranges_of, receive
+from nxpipe.artifact_store.fetch.ranges import Piece, are_many, at_once, fill, ranges_of, receive
 from nxpipe.artifact_store.fetch.read_cache import ReadCache
 from nxpipe.artifact_store.index.segments import Report, ignore_report
 from nxpipe.artifact_store.layout import action_path
@@ -43,8 +43,9 @@ def assemble(
 ) -> None:
     """Write every object at its offsets, verified, and the head last, which completes the file."""
     firsts = accumulate(map(ranges_of, whole.stored), initial=0)
+    in_order = are_many(whole.stored)
     pieces = {
-        stored: Piece(stored, placed[0].at, first)
+        stored: Piece(stored, placed[0].at, first, in_order)
         for (stored, placed), first in zip(whole.stored.items(), firsts, strict=False)
     }
 
@@ -61,7 +62,7 @@ def assemble(
             sources.first(f"blob {stored.sha256}", lambda backend: _fill(file, piece, backend, sent))
         _repeat(file, piece, placed[1:])
 
-    at_once(place, [(stored, stored) for stored in whole.stored])
+    at_once(place, [(stored, stored) for stored in whole.stored], in_order=in_order)
     file.write(whole.head, 0)
     file.finish(flush=flush)
 

@@ -31,11 +31,13 @@ _TRIES: Final = 3  # of a range whose object is replaced during the read
 
 @dataclass(frozen=True)
 class Piece:
-    """A blob at offset `at` of a file; its first range is the file's range number `first`."""
+    """A blob at offset `at` of a file; its first range is the file's range number `first`. With `in_order` its ranges
+    are one stream, hashed while they arrive."""
 
     blob: Blob
     at: int = 0
     first: int = 0
+    in_order: bool = False
 
     @property
     def ranges(self) -> int:
@@ -75,6 +77,8 @@ def fill(file: Partial, piece: Piece, place: Backend, sent: Sent) -> None:
     with _reverted_on_errors(sent) as report:
         if piece.ranges == 1:
             _stream(file, piece, place, report)
+        elif piece.in_order:
+            _stream_ranges(file, piece, place, report)
         else:
             _join(file, piece, place, report)
 
@@ -115,9 +119,38 @@ def _stream(file: Partial, piece: Piece, place: Backend, sent: Sent) -> None:
     file.complete(piece.first, piece.blob.size)
 
 
-def _chunks(blob: Blob, place: Backend, sent: Sent) -> Iterator[bytes]:
+def _stream_ranges(file: Partial, piece: Piece, place: Backend, sent: Sent) -> None:
+    """Receive a blob in one stream, behind the ranges that an earlier attempt has completed in order. After a wrong
+    digest with such ranges everything is received again."""
+    blob, hasher, number = piece.blob, hashlib.sha256(), 0
+    while number < piece.ranges and file.has(piece.first + number):
+        start, stop = piece.span(number)
+        file.feed(hasher, piece.at + start, piece.at + stop)
+        sent(stop - start)
+        number += 1
+    resumed, position = number > 0, piece.span(number)[0] if number < piece.ranges else blob.size
+    for chunk in _chunks(blob, place, sent, position):
+        hasher.update(chunk)
+        file.write(memoryview(chunk)[: max(blob.size - position, 0)], piece.at + position)
+        position += len(chunk)
+        while number < piece.ranges and (span := piece.span(number))[1] <= position:
+            file.complete(piece.first + number, span[1] - span[0])
+            number += 1
+    if resumed and hasher.hexdigest() != blob.sha256:
+        file.forget(piece.first, piece.ranges)
+        sent(-position)
+        _stream_ranges(file, piece, place, sent)
+        return
+    try:
+        _verify(blob, place, hasher.hexdigest(), position)
+    except BaseException:
+        file.forget(piece.first, piece.ranges)
+        raise
+
+
+def _chunks(blob: Blob, place: Backend, sent: Sent, start: int = 0) -> Iterator[bytes]:
     # One byte beyond the expected size reveals a longer object without reading all of it.
-    chunks = place.read(blob_path(blob), 0, blob.size + 1)
+    chunks = place.read(blob_path(blob), start, blob.size + 1)
     if chunks is None:
         raise _absent(blob, place)
     for chunk in chunks:
@@ -212,13 +245,22 @@ T = TypeVar("T")
 _SMALL: Final = 1024**2
 _SMALL_AT_ONCE: Final = 16  # small blobs mostly wait for the network
 _LARGE_AT_ONCE: Final = 2  # each has several streams; one is still hashed while the next is received
+_IN_ORDER_AT_ONCE: Final = _LARGE_AT_ONCE * STREAMS  # each has one stream
 
 
-def at_once(function: Callable[[T], None], items: Iterable[tuple[T, Blob]]) -> None:
+def are_many(blobs: Iterable[Blob]) -> bool:
+    """True for as many large blobs as there are streams: each gets one, which is hashed as it arrives and not read
+    again from the file."""
+    return sum(blob.size > IN_RANGES_ABOVE for blob in blobs) >= STREAMS
+
+
+def at_once(function: Callable[[T], None], items: Iterable[tuple[T, Blob]], *, in_order: bool = False) -> None:
     """Call `function` for each item, concurrently by the size of its blob; small blobs first."""
     groups: dict[int, list[T]] = {_SMALL_AT_ONCE: [], STREAMS: [], _LARGE_AT_ONCE: []}
     for item, blob in items:
         groups[_streams(blob)].append(item)
+    if in_order:
+        groups[_IN_ORDER_AT_ONCE] = groups.pop(_LARGE_AT_ONCE)
     for streams, group in groups.items():
         if len(group) < 2:
             for item in group:

@@ -43,6 +43,10 @@ PLAN_COMMANDS = {
         "nxpipe.pipeline.cli.plan:support",
         "Say which layouts of a model fit an instance type, and which runtimes serve it.",
     ),
+    "train": (
+        "nxpipe.pipeline.cli.plan_train:train",
+        "Plan a training run: layout, instances, tokens a second, hours and dollars.",
+    ),
 }
 
 

@@ -12,6 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nxpipe.emulator.hardware import instance
+from nxpipe.emulator.isa.program import Program
 from nxpipe.emulator.lower.backend import run_backend
 from nxpipe.emulator.lower.records import TargetGraph
 from nxpipe.emulator.schedule.timeline import latency_ns
@@ -100,7 +101,9 @@ def served(own: DecoderPrograms, milliseconds: dict[str, float], requests: Seque
     decoder.latency_ms = milliseconds.get
     scheduler = Scheduler(decoder)
     random = Random(3)
-    pending, first, last = list(enumerate(requests)), {}, {}
+    pending = list(enumerate(requests))
+    first: dict[int, float] = {}
+    last: dict[int, float] = {}
     clock = 0.0
     while pending or not scheduler.is_idle:
         while pending and pending[0][1].arrival <= clock:
@@ -130,7 +133,10 @@ def emulated_milliseconds(kind: str, phase: str) -> tuple[DecoderPrograms, dict[
     found = {}
     for shape in shapes:
         *_, (_, program) = run_backend(TargetGraph(compile_shape(spec, shape).graph, "v2", 1))
-        found[shape.name] = latency_ns(program) / 1e6
+        assert isinstance(program, Program)
+        nanoseconds = latency_ns(program)
+        assert nanoseconds is not None
+        found[shape.name] = nanoseconds / 1e6
     return DecoderPrograms.of(kind, shapes, 4), found
 
 
