@@ -246,10 +246,13 @@ class _Result:
 
 
 def _run(jobs: Sequence[_Job], workers: int) -> list[_Result]:
+    """The results in the order of the jobs; the largest begins first."""
     if workers <= 1 or len(jobs) <= 1:
         return [_work(job) for job in jobs]
+    order = sorted(range(len(jobs)), key=lambda number: -len(jobs[number].candidates))
     with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
-        return list(pool.map(_work, jobs))
+        results = dict(zip(order, pool.map(_work, [jobs[number] for number in order]), strict=True))
+    return [results[number] for number in range(len(jobs))]
 
 
 def _work(job: _Job) -> _Result:
