@@ -40,8 +40,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     types = [part for name in options.instance or FAMILIES for part in ("--instance", name)]
-    asked = ["--model-id", options.model_id, "--rate", options.rate, *OBJECTIVES, *types]
-    command = [sys.executable, "-c", "from nxpipe.pipeline.cli.entry import main; main()", "plan", "serve", *asked]
+    demand = ["--model-id", options.model_id, "--rate", options.rate, *OBJECTIVES, *types]
+    command = [sys.executable, "-c", "from nxpipe.pipeline.cli.entry import main; main()", "plan", "serve", *demand]
     runs = [measured(command) for _ in range(options.runs)]
     if options.json:
         print(json.dumps(runs))
