@@ -24,9 +24,9 @@ from nxpipe.pipeline.plan.schedulers import Replica, Scheduling
 from nxpipe.pipeline.plan.simulation import Outcome, simulate
 from nxpipe.pipeline.plan.steps import Bound, PredictedSteps
 from nxpipe.pipeline.plan.traffic import Arrivals, LengthDistribution, Traffic
+from nxpipe.pipeline.predict.architectures import architecture
 from nxpipe.pipeline.predict.constants import COVERAGE
 from nxpipe.pipeline.predict.measurements import Measured, read
-from nxpipe.pipeline.predict.model import architecture
 from nxpipe.pipeline.predict.work import NotPredicted
 
 _SECONDS: Final = 120

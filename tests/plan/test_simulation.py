@@ -25,7 +25,7 @@ from nxpipe.pipeline.plan.schedulers import Replica, Scheduling, StepTimes
 from nxpipe.pipeline.plan.simulation import Outcome, quantile_of, simulate
 from nxpipe.pipeline.plan.steps import PredictedSteps, ProgramSteps
 from nxpipe.pipeline.plan.traffic import Arrivals, LengthDistribution, Request, Traffic
-from nxpipe.pipeline.predict.model import architecture
+from nxpipe.pipeline.predict.architectures import architecture
 from nxpipe.pipeline.serving.programs import DecoderPrograms
 from nxpipe.pipeline.serving.scheduler import GenerationRequest, Scheduler
 from tests.serving.decoders import CONFIGS, VOCABULARY, HashDecoder, greedy, programs
