@@ -10,7 +10,7 @@ better, so the plan errs on the safe side.
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,7 +23,7 @@ from nxpipe.pipeline.config.prices import Price, Prices, Purchase
 from nxpipe.pipeline.plan.candidates import RUNTIMES, Candidate, Lengths, PlannedModel, Refusal, Runtime, candidates
 from nxpipe.pipeline.plan.schedulers import Replica, Scheduling, StepTimes
 from nxpipe.pipeline.plan.simulation import Outcome, quantile_of, simulate
-from nxpipe.pipeline.plan.steps import Bound, PredictedSteps
+from nxpipe.pipeline.plan.steps import PredictedSteps
 from nxpipe.pipeline.plan.traffic import Request, Traffic
 from nxpipe.pipeline.predict.work import NotPredicted
 
@@ -38,8 +38,7 @@ _MOST: Final = 100_000  # instances of a fleet; more are refused
 UNAVAILABLE: Final = 0.005
 SPOT_INTERRUPTIONS: Final = 0.2  # a month: the Spot Instance Advisor's highest band begins there
 
-BOUNDS: Final[tuple[Bound, ...]] = ("nominal", "low", "high")  # of the interval of the predicted times
-StepsOf: TypeAlias = Callable[[Candidate, Bound], StepTimes]
+StepsOf: TypeAlias = Callable[[Candidate], Iterator[StepTimes]]  # the nominal times, then others of their interval
 
 
 @dataclass(frozen=True)
@@ -181,8 +180,8 @@ class ServingPlan:
         return plan is not first and plan.price is not None and plan.per_million.overlaps(first.per_million)
 
 
-def predicted_steps(candidate: Candidate, bound: Bound) -> StepTimes:
-    """The step times of a candidate's programs."""
+def predicted_steps(candidate: Candidate) -> Iterator[StepTimes]:
+    """The step times of a candidate's programs behind a server."""
     return PredictedSteps(
         candidate.model.name,
         candidate.instance.name,
@@ -190,8 +189,8 @@ def predicted_steps(candidate: Candidate, bound: Bound) -> StepTimes:
         candidate.cores,
         candidate.runtime.framework,
         candidate.model.architecture,
-        bound,
-    )
+        tier="serving",
+    ).around()
 
 
 def plan_serving(
@@ -232,10 +231,16 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Capacity:
-    """A candidate and its loads at the three places of the interval of times."""
+    """A candidate, its load at the nominal times, and the rates at the others of their interval."""
 
     candidate: Candidate
-    loads: Mapping[Bound, Load]
+    load: Load
+    rates: tuple[float, ...] = ()
+
+    @property
+    def ends(self) -> tuple[float, float, float]:
+        """The nominal, the highest and the lowest rate of a replica."""
+        return self.load.rate, max(self.load.rate, *self.rates), min(self.load.rate, *self.rates)
 
 
 @dataclass(frozen=True)
@@ -264,7 +269,7 @@ def _work(job: _Job) -> _Result:
     refused: list[Refusal] = []
     for number, candidate in enumerate(job.candidates):
         try:
-            steps = job.steps(candidate, "nominal")
+            steps = next(job.steps(candidate))
             limit = _limit(candidate, steps, job.demand)
         except NotPredicted as reason:
             refused.append(Refusal(candidate.instance.name, _layout(candidate), str(reason)))
@@ -275,21 +280,20 @@ def _work(job: _Job) -> _Result:
     best: _Capacity | None = None
     simulated: list[tuple[Candidate, Load]] = []
     for most, _, candidate, steps in sorted(bounded, key=lambda each: each[:2]):
-        carried = best.loads["nominal"].rate * best.candidate.copies if best else 0.0
+        carried = best.load.rate * best.candidate.copies if best else 0.0
         if -most <= carried:
             break
         load = capacity_of(candidate, steps, job.demand)
         simulated.append((candidate, load))
         if load.rate * candidate.copies > carried:
-            best = _Capacity(candidate, {"nominal": load})
+            best = _Capacity(candidate, load)
     if best is None:
         if not refused:
             refused.append(Refusal(job.candidates[0].instance.name, "", _unreachable(job)))
         return _Result(None, tuple(simulated), tuple(refused))
-    loads = dict(best.loads)
-    for end in BOUNDS[1:]:
-        loads[end] = capacity_of(best.candidate, job.steps(best.candidate, end), job.demand)
-    return _Result(replace(best, loads=loads), tuple(simulated), tuple(refused))
+    _, *others = job.steps(best.candidate)
+    rates = tuple(capacity_of(best.candidate, steps, job.demand).rate for steps in others)
+    return _Result(replace(best, rates=rates), tuple(simulated), tuple(refused))
 
 
 def _layout(candidate: Candidate) -> str:
@@ -301,7 +305,7 @@ def _unreachable(job: _Job) -> str:
     demand, first, between = job.demand, math.inf, math.inf
     shortest = min(demand.sample, key=lambda each: each.prompt)
     for candidate in job.candidates:
-        steps = job.steps(candidate, "nominal")
+        steps = next(job.steps(candidate))
         first = min(first, _prompt_seconds(candidate.replica, steps, shortest))
         between = min(between, _token_seconds(candidate.replica, steps, demand))
     objectives = [f"{name} {each}" for name, each in (("TTFT", demand.ttft), ("TPOT", demand.tpot)) if each]
@@ -461,15 +465,13 @@ def _bought(best: _Capacity, purchase: Purchase, demand: ServingDemand, prices: 
     if purchase is Purchase.SPOT:
         replaced = (start.nominal or 0.0) / 3600 / HOURS
         unavailable += demand.spot_interruptions * replaced
-    fleets = {
-        bound: fleet_of(demand.rate, load.rate * candidate.copies, demand.availability, unavailable)
-        for bound, load in best.loads.items()
-    }
-    fleet = fleets["nominal"]
+    fleet, *others = (
+        fleet_of(demand.rate, each * candidate.copies, demand.availability, unavailable) for each in best.ends
+    )
     if fleet is None:
         what = f"more than {_MOST:,} instances, or no fleet of them has an availability of {demand.availability:%}"
         return Refusal(name, str(purchase), what)
-    sizes = _ordered([fleets[bound].size if fleets[bound] else None for bound in BOUNDS])  # type: ignore[union-attr]
+    sizes = Interval(fleet.size, *(each.size if each else None for each in others))
     if sizes.high is None:
         notes.append("at the slow end of the predicted times it misses the objectives at any load")
     surge_hours = demand.rollouts * (demand.rollout_hours + (start.nominal or 0.0) / 3600)
@@ -478,15 +480,13 @@ def _bought(best: _Capacity, purchase: Purchase, demand: ServingDemand, prices: 
         notes.append("instances of a capacity block are updated in place, one at a time")
     if price is None:
         unknown = Interval(None, None, None)
-        return Plan(
-            candidate, best.loads["nominal"], purchase, fleet, sizes, None, unknown, unknown, start, 0.0, tuple(notes)
-        )
+        return Plan(candidate, best.load, purchase, fleet, sizes, None, unknown, unknown, start, 0.0, tuple(notes))
     of_rollouts = prices.price(demand.region, name, Purchase.ON_DEMAND) or price
     each = price.hourly * HOURS + of_rollouts.hourly * surge_hours
     monthly = sizes.times(each)
     return Plan(
         candidate,
-        best.loads["nominal"],
+        best.load,
         purchase,
         fleet,
         sizes,
@@ -497,13 +497,6 @@ def _bought(best: _Capacity, purchase: Purchase, demand: ServingDemand, prices: 
         fleet.size * of_rollouts.hourly * surge_hours,
         tuple(notes),
     )
-
-
-def _ordered(values: Sequence[float | None]) -> Interval:
-    """The interval of (nominal, fast, slow): simulation at three places need not be quite monotone."""
-    nominal, fast, slow = values
-    assert nominal is not None
-    return Interval(nominal, min(nominal, nominal if fast is None else fast), slow and max(nominal, slow))
 
 
 def _notes(candidate: Candidate, purchase: Purchase, price: Price | None, demand: ServingDemand) -> Iterator[str]:

@@ -126,7 +126,7 @@ class TestWhatHoldsForAnyDemand:
         asked = demand(ttft=Objective(ttft), tpot=Objective(tpot / 10))
         plan = planned(asked, types=TYPES[1:])
         found, _ = candidates(MODEL, TYPES[1:], asked.lengths, NXDI)
-        highest = max(capacity_of(each, linear_steps(each, "nominal"), asked).rate * each.copies for each in found)
+        highest = max(capacity_of(each, next(linear_steps(each)), asked).rate * each.copies for each in found)
         carried = [each.load.rate * each.candidate.copies for each in plan.plans]
         assert max(carried, default=0.0) == highest
 
