@@ -88,6 +88,7 @@ class ServingDemand:
     rollouts: float = 4  # a month
     rollout_hours: float = 0.5  # that a rollout runs both versions, without the cold start
     simulated: int = 1000  # requests of one load of one candidate
+    certain: bool = False  # layouts are chosen by the slowest of the predicted times, not by the nominal ones
 
     @cached_property
     def sample(self) -> tuple[Request, ...]:
@@ -228,6 +229,13 @@ class _Job:
     demand: ServingDemand
     steps: StepsOf
 
+    def reference(self, candidate: Candidate) -> tuple[StepTimes, float]:
+        """The times by which a candidate is chosen, and its limit at them: nominal, or the slowest of the interval."""
+        nominal, *others = self.steps(candidate) if self.demand.certain else [next(self.steps(candidate))]
+        limits = [(_limit(candidate, steps, self.demand), number) for number, steps in enumerate((nominal, *others))]
+        limit, number = min(limits)
+        return (nominal, *others)[number], limit
+
 
 @dataclass(frozen=True)
 class _Capacity:
@@ -267,13 +275,14 @@ def _work(job: _Job) -> _Result:
     result is the same."""
     bounded: list[tuple[float, int, Candidate, StepTimes]] = []
     refused: list[Refusal] = []
+    predicted: list[Candidate] = []
     for number, candidate in enumerate(job.candidates):
         try:
-            steps = next(job.steps(candidate))
-            limit = _limit(candidate, steps, job.demand)
+            steps, limit = job.reference(candidate)
         except NotPredicted as reason:
             refused.append(Refusal(candidate.instance.name, _layout(candidate), str(reason)))
             continue
+        predicted.append(candidate)
         if _is_out_of_reach(candidate, steps, job.demand):
             continue
         bounded.append((-limit * _HIGHEST * candidate.copies, number, candidate, steps))
@@ -288,10 +297,12 @@ def _work(job: _Job) -> _Result:
         if load.rate * candidate.copies > carried:
             best = _Capacity(candidate, load)
     if best is None:
-        if not refused:
-            refused.append(Refusal(job.candidates[0].instance.name, "", _unreachable(job)))
+        if predicted:
+            refused.append(Refusal(predicted[0].instance.name, "", _unreachable(job, predicted)))
         return _Result(None, tuple(simulated), tuple(refused))
-    _, *others = job.steps(best.candidate)
+    nominal, *others = job.steps(best.candidate)
+    if job.demand.certain:
+        best = replace(best, load=capacity_of(best.candidate, nominal, job.demand))
     rates = tuple(capacity_of(best.candidate, steps, job.demand).rate for steps in others)
     return _Result(replace(best, rates=rates), tuple(simulated), tuple(refused))
 
@@ -300,12 +311,12 @@ def _layout(candidate: Candidate) -> str:
     return f"tp {candidate.tp}, batch {candidate.replica.rows}, {candidate.runtime.name}"
 
 
-def _unreachable(job: _Job) -> str:
+def _unreachable(job: _Job, predicted: Sequence[Candidate]) -> str:
     """Why no layout of an instance type meets the objectives: the best that a request alone gets."""
     demand, first, between = job.demand, math.inf, math.inf
     shortest = min(demand.sample, key=lambda each: each.prompt)
-    for candidate in job.candidates:
-        steps = next(job.steps(candidate))
+    for candidate in predicted:
+        steps, _ = job.reference(candidate)
         first = min(first, _prompt_seconds(candidate.replica, steps, shortest))
         between = min(between, _token_seconds(candidate.replica, steps, demand))
     objectives = [f"{name} {each}" for name, each in (("TTFT", demand.ttft), ("TPOT", demand.tpot)) if each]

@@ -143,6 +143,11 @@ def _closeness(plan: ServingPlan) -> str:
             f"{money(first.monthly.nominal)}."
         )
     close = [f"{each.instance.name} ({each.purchase})" for each in plan.plans if plan.is_close(each)]
+    if first.per_million.nominal is not None and first.per_million.high is None:
+        sentences.append(
+            f"At the slow end of the predicted times {first.instance.name} misses the objectives; --certain plans "
+            "for it."
+        )
     if close:
         sentences.append(f"Too close to call: the cost of {', '.join(close)} overlaps that of {first.instance.name}.")
     return "\n".join(sentences)

@@ -302,6 +302,16 @@ class TestWhatIsNotPossible:
         assert plan.best is None
         assert all("no layout meets TTFT" in each.reason for each in plan.refused if not each.what)
 
+    @FEW
+    @given(rate=RATES, ttft=TIMES, tpot=TIMES)
+    def test_a_certain_plan_meets_the_objectives_at_the_slow_end_for_no_less_money(
+        self, rate: float, ttft: float, tpot: float
+    ) -> None:
+        asked = demand(rate, ttft=Objective(ttft), tpot=Objective(tpot / 10))
+        certain = planned(replace(asked, certain=True))
+        assert all(each.sizes.high is not None for each in certain.plans)
+        assert least(planned(asked)) <= least(certain) * (1 + 1e-9)
+
     def test_without_objectives_a_fleet_carries_what_its_programs_execute(self) -> None:
         plan = planned(demand(ttft=None, tpot=None))
         assert plan.plans[0].load.rate == pytest.approx(0.95 * plan.plans[0].load.limit)
