@@ -13,7 +13,7 @@ __all__ = [
     "attention",
     "convolution",
     "gather",
-    "grouped",
+    "experts",
     "linear",
     "lower",
     "movement",
