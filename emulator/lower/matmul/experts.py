@@ -320,8 +320,10 @@ class _Gathered:
 
 
 def _groups_of_rows(low: Lowering, ends: View, count: int) -> tuple[View, View]:
-    """The group of each row as float32, and bytes that are 1 if the row has one. A row belongs to the first group that ends after it. Groups count down to 1 here, so that the first one is
-    the maximum, and 0 is none, for which the last group is read."""
+    """The group of each row as float32, and bytes that are 1 if the row has one.
+
+    A row belongs to the first group that ends after it. Groups count down to 1 here, so that the first one is the
+    maximum, and 0 is none, for which the last group is read."""
     k, total = low.k, ends.shape[0]
     found = (low.scratch(DType.FLOAT32, (count,)), low.scratch(DType.UINT8, (count,)))
     for top, rows in k.spans(count, PARTITIONS):
