@@ -14,7 +14,7 @@ from nxpipe.pipeline.plan.schedulers import Replica, Scheduling
 from nxpipe.pipeline.plan.simulation import simulate
 from nxpipe.pipeline.plan.steps import PredictedSteps
 from nxpipe.pipeline.plan.traffic import LengthDistribution, Traffic
-from nxpipe.pipeline.predict.model import architecture
+from nxpipe.pipeline.predict.architectures import architecture
 
 _REPLICAS = (
     Replica(8, 8192, (128, 256, 512), Scheduling.NXPIPE, chunk=512),

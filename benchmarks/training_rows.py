@@ -26,10 +26,10 @@ from nxpipe.pipeline.plan.training import (
     instance_of,
 )
 from nxpipe.pipeline.plan.training_memory import Precision, TrainingLayout, rank_bytes
+from nxpipe.pipeline.predict.architectures import architecture
 from nxpipe.pipeline.predict.constants import predict
 from nxpipe.pipeline.predict.fit import select
 from nxpipe.pipeline.predict.measurements import Configuration, Measured, read
-from nxpipe.pipeline.predict.model import architecture
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ def rows_of(path: Path, others: Sequence[Path]) -> list[Row]:
 def _row(row: Measured, sequences: int, unseen: float) -> Row:
     c: Configuration = row.configuration
     found = architecture(c.published_name, c.model)
-    assert found is not None and row.cycle is not None
+    assert found is not None
+    assert row.cycle is not None
     assert c.sequence is not None
     precision = Precision.BF16_SR if "sr" in c.model_dtype else Precision.MIXED
     job = TrainingJob(c.model, found, c.sequence, sequences, precision, flash=False)
@@ -106,7 +107,7 @@ def main() -> int:
     for row in rows:
         seconds = row.predicted(shares[row.name])
         error = row.measured / seconds - 1  # of tokens a second
-        held, room = row.planned.memory.total / 2**30, rank_bytes(row.planned.instance) / 2**30
+        held, available = row.planned.memory.total / 2**30, rank_bytes(row.planned.instance) / 2**30
         lines.append(
             {
                 "id": row.id,
@@ -114,7 +115,7 @@ def main() -> int:
                 "layout": str(row.planned.layout),
                 "instances": row.planned.count,
                 "gib": round(held, 2),
-                "fits": held <= room,
+                "fits": held <= available,
                 "measured_s": round(row.measured, 2),
                 "predicted_s": round(seconds, 2),
                 "error": round(error, 4),

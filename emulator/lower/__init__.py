@@ -4,7 +4,7 @@ lowering in `LOWERINGS`."""
 from nxpipe.emulator.lower import attention, convolution, gather, movement, norm, pooling, reduce, sort
 from nxpipe.emulator.lower.backend import BACKEND, lower, record_text
 from nxpipe.emulator.lower.lowering import LOWERINGS, NotLowered
-from nxpipe.emulator.lower.matmul import grouped, linear
+from nxpipe.emulator.lower.matmul import experts, linear
 
 __all__ = [
     "BACKEND",
@@ -12,8 +12,8 @@ __all__ = [
     "NotLowered",
     "attention",
     "convolution",
+    "experts",
     "gather",
-    "grouped",
     "linear",
     "lower",
     "movement",

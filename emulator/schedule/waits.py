@@ -147,7 +147,8 @@ class _Region:
         mask: Array = (self._hulls[:, 0] < last_lane) & (lane < self._hulls[:, 1])
         mask &= (self._hulls[:, 2] < high) & (low < self._hulls[:, 3])
         mask &= self._engine != self._engine[rows, None]
-        return mask & (self._writes | self._writes[rows, None])
+        mask &= self._writes | self._writes[rows, None]
+        return mask
 
     def _only_overlap_known(self, later: Array, earlier: Array) -> Array:
         """A mask of pairs in whose one common loop neither rotates, and not both move."""

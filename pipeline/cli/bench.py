@@ -161,8 +161,8 @@ def bench(
             columns = (*columns, "calibrated (rehearsal)" if calibrated.rehearsal else "calibrated")
             times = [_milliseconds(calibrated.calibrated_ns(line.program)) for line in lines]
             rows = [(*row, time) for row, time in zip(rows, times, strict=True)]
-        times = [(_whole(line, whole), str(aws[line.artifact, line.program.name])) for line in lines]
-        rows = [(*row, *pair) for row, pair in zip(rows, times, strict=True)]
+        pairs = [(_whole(line, whole), str(aws[line.artifact, line.program.name])) for line in lines]
+        rows = [(*row, *pair) for row, pair in zip(rows, pairs, strict=True)]
         console.page(table((*columns, THIS_PROGRAM, PREDICTED), rows))
     if measured:
         _note_unproven(console, lines)

@@ -269,8 +269,8 @@ def _given(
             f"{instance.name}; pass --instance"
         )
     layout = _layout(imported, job, count * instance.logical_cores)
-    if reason := reason_against(job, instance, count, layout):
-        raise InputInvalid(f"{path}: {reason}; correct the layout, or leave --from out to see those that can run")
+    if refusal := reason_against(job, instance, count, layout):
+        raise InputInvalid(f"{path}: {refusal}; correct the layout, or leave --from out to see those that can run")
     try:
         return choice_of(candidate(TrainingClock.of(job, instance), count, layout), demand, load_prices())
     except NotPredicted as reason:

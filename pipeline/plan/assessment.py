@@ -23,9 +23,9 @@ from nxpipe.pipeline.plan.candidates import instances_of
 from nxpipe.pipeline.plan.gpus import Migration
 from nxpipe.pipeline.plan.serve import HOURS, UNAVAILABLE, Interval, Objective, ServingDemand, ServingPlan, fleet_of
 from nxpipe.pipeline.plan.traffic import LengthDistribution, Traffic
+from nxpipe.pipeline.predict.architectures import architecture
 from nxpipe.pipeline.predict.constants import predict
 from nxpipe.pipeline.predict.measurements import Configuration
-from nxpipe.pipeline.predict.model import architecture
 from nxpipe.pipeline.predict.work import Architecture, NotPredicted
 from nxpipe.pipeline.util.errors import InputInvalid
 from nxpipe.pipeline.util.files import DocumentInvalid, read_file

@@ -15,7 +15,7 @@ from nxpipe.emulator.hardware.core import CORES
 from nxpipe.pipeline.models import catalogue
 from nxpipe.pipeline.plan.schedulers import Replica, Scheduling
 from nxpipe.pipeline.plan.sizes import ModelSize
-from nxpipe.pipeline.predict.model import architecture
+from nxpipe.pipeline.predict.architectures import architecture
 from nxpipe.pipeline.predict.work import Architecture, NotPredicted
 from nxpipe.pipeline.util.errors import InputInvalid
 from nxpipe.pipeline.util.files import DocumentInvalid, json_of, read_file

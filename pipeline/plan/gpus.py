@@ -12,7 +12,7 @@ from typing import Any, Final
 from nxpipe.pipeline.config.prices import Price, Prices, Purchase
 from nxpipe.pipeline.plan.load_tests import LoadTest
 from nxpipe.pipeline.plan.serve import HOURS, SOLD, UNAVAILABLE, Interval, Objective, Plan, ServingDemand, fleet_of
-from nxpipe.pipeline.predict.model import architecture
+from nxpipe.pipeline.predict.architectures import architecture
 from nxpipe.pipeline.predict.work import Architecture
 from nxpipe.pipeline.util.errors import InputInvalid
 from nxpipe.pipeline.util.text import did_you_mean

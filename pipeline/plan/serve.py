@@ -303,8 +303,8 @@ def _unreachable(job: _Job) -> str:
         between = min(between, _token_seconds(candidate.replica, steps, demand))
     objectives = [f"{name} {each}" for name, each in (("TTFT", demand.ttft), ("TPOT", demand.tpot)) if each]
     return (
-        f"no layout meets {' and '.join(objectives)} at any load; the least TTFT is {first * 1e3:,.0f} ms and the least "
-        f"TPOT {between * 1e3:,.1f} ms, of different layouts"
+        f"no layout meets {' and '.join(objectives)} at any load; the least TTFT is {first * 1e3:,.0f} ms and the "
+        f"least TPOT {between * 1e3:,.1f} ms, of different layouts"
     )
 
 

@@ -211,8 +211,9 @@ def _details(plan: Plan, demand: ServingDemand) -> str:
         + f": {candidate.copies} x tp {candidate.tp}, batch {candidate.replica.rows}, prompts of "
         f"{', '.join(map(str, candidate.replica.buckets))} tokens, {candidate.runtime.name}",
         f"  {plan.fleet.needed} carry the traffic; a replica takes {plan.load.rate:.2f} requests/s at the objectives",
-        f"  {memory.need / _GIB:.1f} of {memory.capacity / _GIB:.1f} GiB of a core: {memory.weights / _GIB:.1f} weights, "
-        f"{memory.cache / _GIB:.1f} KV cache, {(memory.scratch + memory.code) / _GIB:.1f} scratch and code",
+        f"  {memory.need / _GIB:.1f} of {memory.capacity / _GIB:.1f} GiB of a core: "
+        f"{memory.weights / _GIB:.1f} weights, {memory.cache / _GIB:.1f} KV cache, "
+        f"{(memory.scratch + memory.code) / _GIB:.1f} scratch and code",
         f"  a new instance answers {start.nominal:,.0f} s ({start.low:,.0f} to {start.high:,.0f}) after its boot",
     ]
     if plan.purchase is not Purchase.CAPACITY_BLOCK:

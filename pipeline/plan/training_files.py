@@ -132,7 +132,7 @@ class _Fields:
         found = self.value(name)
         if found is not None and found not in known:
             raise self.invalid(name, f"one of {', '.join(known)}", found)
-        return found
+        return None if found is None else str(found)
 
     def invalid(self, name: str, wanted: str, found: Any = None) -> InputInvalid:
         return InputInvalid(f"{self.path}: {name} is {found!r:.60}, not {wanted}; correct the file")

@@ -279,7 +279,7 @@ def _architecture(model_id: str, config: object) -> Architecture:
 
 def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The numbers, names and parts of a configuration."""
-    kinds = str | int | bool | list | Mapping | None
+    kinds = (str, int, bool, list, Mapping, type(None))
     return ((key, value) for key, value in config.items() if isinstance(value, kinds))
 
 

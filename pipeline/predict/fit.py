@@ -83,7 +83,7 @@ _NOISE: Final = 0.07  # of one measurement: consecutive SDKs differ by 1 to 5 % 
 
 
 def _unwatched(_: int) -> None:
-    """Progress that nobody sees."""
+    """Progress without a display."""
 
 
 def _plain(_: int) -> AbstractContextManager[Fitted]:

@@ -27,7 +27,7 @@ from nxpipe.pipeline.plan.gpus import (
 from nxpipe.pipeline.plan.load_tests import LoadTest, read_load_tests
 from nxpipe.pipeline.plan.serve import Interval, Objective, Plan, plan_serving
 from nxpipe.pipeline.plan.traffic import LengthDistribution, Traffic
-from nxpipe.pipeline.predict.model import architecture
+from nxpipe.pipeline.predict.architectures import architecture
 from nxpipe.pipeline.util.errors import InputInvalid
 from tests.plan.serving_demands import LLAMA, NXDI, demand, linear_steps
 

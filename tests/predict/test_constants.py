@@ -151,7 +151,8 @@ def test_the_time_of_a_program_has_the_host_and_what_collectives_cost_beside_the
     assert execution_times(manifest, {program.name: alone})[program.name].collectives == 0
     for other in ({}, "x", {"time": {"latency_ns": None}}, figures | {"hbm": {}}):
         assert execution_times(manifest, {program.name: other}) == {}
-    assert execution_times(SimpleNamespace(target="gpu", executables=(program,)), {program.name: figures}) == {}
+    other_target: Any = SimpleNamespace(target="gpu", executables=(program,))
+    assert execution_times(other_target, {program.name: figures}) == {}
 
 
 def test_a_value_and_its_cycle_are_each_others_inverse(tmp_path: Path) -> None:

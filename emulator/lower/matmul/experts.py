@@ -271,6 +271,7 @@ class _Gathered:
     def _load(self, block: Block, numbers: dict[int, Block], row: Affine, columns: Span, inside: Span) -> TiledBlock:
         """Load a block of columns of a row's matrix: each partition from its own row number on."""
         k, view = self.k, self.matrices.pick(0, 0)
+        assert isinstance(view, TiledView)
         summed, total = view.shape
         for dst, far in tiled_reads(view, block, 0, summed, columns, inside):
             lanes = far.axes[0]
@@ -319,9 +320,10 @@ class _Gathered:
 
 
 def _groups_of_rows(low: Lowering, ends: View, count: int) -> tuple[View, View]:
-    """The group of each row as float32, and bytes that are 1 if the row has one; the grouped matmuls of a layer share
-    them. A row belongs to the first group that ends after it. Groups count down to 1 here, so that the first one is
-    the maximum, and 0 is none, for which the last group is read."""
+    """The group of each row as float32, and bytes that are 1 if the row has one.
+
+    A row belongs to the first group that ends after it. Groups count down to 1 here, so that the first one is the
+    maximum, and 0 is none, for which the last group is read."""
     k, total = low.k, ends.shape[0]
     found = (low.scratch(DType.FLOAT32, (count,)), low.scratch(DType.UINT8, (count,)))
     for top, rows in k.spans(count, PARTITIONS):
