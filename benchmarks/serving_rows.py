@@ -110,19 +110,19 @@ class ServingRow:
     @cached_property
     def requests(self) -> Sequence[Request]:
         c = self.row.configuration
-        inputs, outputs = c.inputs, c.outputs
         if "100 to 1024 tokens" in self.notes:
-            lengths = [LengthDistribution("uniform", (100, 1024))] * 2
-        elif inputs is None or outputs is None:
+            prompts = outputs = LengthDistribution("uniform", (100, 1024))
+        elif c.inputs is None or c.outputs is None:
             raise NotPredicted("its lengths are not known")
-        elif self.is_generated:
-            lengths = [LengthDistribution("uniform", (mean - spread, mean + spread))
-                       for mean, spread in ((inputs, 150), (outputs, 20))]  # fmt: skip
         else:
-            lengths = [LengthDistribution("fixed", (each,)) for each in (inputs, outputs)]
+            spreads = (150, 20) if self.is_generated else (0, 0)
+            prompts, outputs = (
+                LengthDistribution("uniform", (mean - spread, mean + spread))
+                for mean, spread in zip((c.inputs, c.outputs), spreads, strict=True)
+            )
         count = {"synchronous": 1, "batch": c.batch, "throughput": 8 * c.batch}.get(self.load, 0)
         rate = self.rate / c.dp or 1.0
-        return Traffic(*lengths, Arrivals.CONSTANT).requests(count or round(rate * _SECONDS), 1, rate)
+        return Traffic(prompts, outputs, Arrivals.CONSTANT).requests(count or round(rate * _SECONDS), 1, rate)
 
     def interval(self, widening: float) -> tuple[float, float, float]:
         """The figure at the nominal times, and the ends of its interval."""
