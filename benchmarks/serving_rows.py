@@ -13,9 +13,9 @@ limited by their implementation, and servers with a scheduler of their own.
 Each row is simulated with steps by predictions of `AWS's compiler`. Its need is the least widening of the predictions'
 intervals with which the interval of the figure holds the measured one. The widening that plans use is the quantile of
 all needs; a row counts as inside if it is by the widening of the other models' rows. The constants of the predictions
-are the shipped ones, which have seen other rows of some of the models. The rate of an asynchronous load is published, so
-its throughput hardly depends on the prediction; the last lines count without those rows too, and with the interval of
-both factors at the same end, which plans take.
+are the shipped ones, which have seen other rows of some of the models. The rate of an asynchronous load is published,
+so its throughput hardly depends on the prediction; the last lines count without those rows too, and with the interval
+of both factors at the same end, which plans take.
 """
 
 import argparse
@@ -97,7 +97,8 @@ class ServingRow:
         c = self.row.configuration
         if c.sequence is None:
             raise NotPredicted("its compiled length is not known")
-        lengths = tuple(1 << power for power in range(7, 20) if _SHORTEST <= 1 << power < c.sequence) + (c.sequence,)
+        powers = (1 << power for power in range(20))
+        lengths = (*(each for each in powers if _SHORTEST <= each < c.sequence), c.sequence)
         if "vllm-neuron" in c.framework:
             segment = next((each for each in (2048, 4096, 8192) if f"padded to {each}" in self.notes), 2048)
             return Replica(c.batch, c.sequence * c.batch, (segment,), Scheduling.VLLM, segment, 128, longest=c.sequence)
@@ -109,19 +110,19 @@ class ServingRow:
     @cached_property
     def requests(self) -> Sequence[Request]:
         c = self.row.configuration
-        inputs, outputs = c.inputs, c.outputs
-        if self.notes.find("100 to 1024 tokens") >= 0:
-            lengths = [LengthDistribution("uniform", (100, 1024))] * 2
-        elif inputs is None or outputs is None:
+        if "100 to 1024 tokens" in self.notes:
+            prompts = outputs = LengthDistribution("uniform", (100, 1024))
+        elif c.inputs is None or c.outputs is None:
             raise NotPredicted("its lengths are not known")
-        elif self.is_generated:
-            lengths = [LengthDistribution("uniform", (mean - spread, mean + spread))
-                       for mean, spread in ((inputs, 150), (outputs, 20))]  # fmt: skip
         else:
-            lengths = [LengthDistribution("fixed", (each,)) for each in (inputs, outputs)]
+            spreads = (150, 20) if self.is_generated else (0, 0)
+            prompts, outputs = (
+                LengthDistribution("uniform", (mean - spread, mean + spread))
+                for mean, spread in zip((c.inputs, c.outputs), spreads, strict=True)
+            )
         count = {"synchronous": 1, "batch": c.batch, "throughput": 8 * c.batch}.get(self.load, 0)
         rate = self.rate / c.dp or 1.0
-        return Traffic(*lengths, Arrivals.CONSTANT).requests(count or round(rate * _SECONDS), 1, rate)
+        return Traffic(prompts, outputs, Arrivals.CONSTANT).requests(count or round(rate * _SECONDS), 1, rate)
 
     def interval(self, widening: float) -> tuple[float, float, float]:
         """The figure at the nominal times, and the ends of its interval."""
@@ -136,9 +137,8 @@ class ServingRow:
         return min(found) <= self.row.value <= max(found)
 
     def _outcome(self, steps: PredictedSteps) -> Outcome:
-        clients = {"synchronous": 1, "batch": self.row.configuration.batch}.get(self.load)
-        if self.load == "throughput":
-            clients = self.row.configuration.batch
+        rows = self.row.configuration.batch
+        clients = {"synchronous": 1, "batch": rows, "throughput": rows}.get(self.load)
         return simulate(self.requests, self.replica, steps, concurrency=clients)
 
     def _figure(self, outcome: Outcome) -> float:
@@ -175,7 +175,7 @@ def rows_of(paths: Sequence[Path]) -> Iterator[ServingRow]:
     found = []
     rates: dict[_Run, float] = {}
     for path in paths:
-        notes = {entry["id"]: entry["notes"] for entry in csv.DictReader(path.read_text().splitlines())}
+        notes = {entry["id"]: entry.get("notes") or "" for entry in csv.DictReader(path.read_text().splitlines())}
         for row in read(path):
             c = row.configuration
             load = _load_of(row, notes[row.id])
@@ -210,8 +210,8 @@ def _load_of(row: Measured, notes: str) -> str | None:
 def _further() -> Iterator[ServingRow]:
     for number, (instance, tp, dp, batch, load, metric, value) in enumerate(_FURTHER):
         configuration = Configuration(
-            family="llm-decode", model=_LLAMA, instance=instance, metric=metric, cores=tp * dp, tp=tp, dp=dp, batch=batch,
-            sequence=4096, inputs=1500, outputs=250, framework="optimum-neuron vLLM", tier="serving",
+            family="llm-decode", model=_LLAMA, instance=instance, metric=metric, cores=tp * dp, tp=tp, dp=dp,
+            batch=batch, sequence=4096, inputs=1500, outputs=250, framework="optimum-neuron vLLM", tier="serving",
         )  # fmt: skip
         yield ServingRow(Measured(f"further-{number}", False, configuration, value), load, "")
 
@@ -263,10 +263,10 @@ def main() -> None:
         own = [row for row in rows if row["figure"] == what]
         errors = sorted(math.log(float(row["predicted"]) / float(row["measured"])) for row in own)  # type: ignore[arg-type]
         if own:
-            sizes = sorted(map(abs, errors))
+            sizes, middle = sorted(map(abs, errors)), len(own) // 2
             print(
-                f"{what}: {share_of(own):.0%} of {len(own)} inside, "
-                f"median error {math.expm1(sizes[len(own) // 2]):.1%}, median predicted / measured {math.exp(errors[len(own) // 2]):.2f}"
+                f"{what}: {share_of(own):.0%} of {len(own)} inside, median error {math.expm1(sizes[middle]):.1%}, "
+                f"median predicted / measured {math.exp(errors[middle]):.2f}"
             )
     full = [row for row in rows if row["load"] == "throughput"]
     own = [row for row in rows if (row["load"], row["figure"]) != ("asynchronous", "throughput")]

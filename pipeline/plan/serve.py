@@ -182,8 +182,8 @@ class ServingPlan:
 
 
 def predicted_steps(candidate: Candidate) -> Iterator[StepTimes]:
-    """The step times of a candidate's programs behind a server."""
-    return PredictedSteps(
+    """The step times of a candidate's programs behind a server: nominal, and with both factors at either end."""
+    nominal = PredictedSteps(
         candidate.model.name,
         candidate.instance.name,
         candidate.tp,
@@ -191,7 +191,10 @@ def predicted_steps(candidate: Candidate) -> Iterator[StepTimes]:
         candidate.runtime.framework,
         candidate.model.architecture,
         tier="serving",
-    ).around()
+    )
+    yield nominal
+    yield replace(nominal, bound="low")
+    yield replace(nominal, bound="high")
 
 
 def plan_serving(

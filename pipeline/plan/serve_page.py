@@ -8,6 +8,7 @@ from nxpipe.pipeline.build.report.html import Child, Markup, sheet, tag
 from nxpipe.pipeline.config.prices import Purchase
 from nxpipe.pipeline.plan.serve import Plan, ServingPlan
 from nxpipe.pipeline.plan.serve_report import (
+    FULL_SERVERS,
     GpuComparison,
     money,
     money_between,
@@ -39,7 +40,7 @@ def _sections(plan: ServingPlan, comparison: GpuComparison) -> Iterator[Markup]:
         yield tag("p", "No instance type meets this.")
     else:
         yield tag("section", tag("h2", "Cost of a million generated tokens"), _costs(plan, comparison))
-        yield tag("section", tag("h2", "Plans"), _plans(plan))
+        yield tag("section", tag("h2", "Plans"), _plans(plan), tag("p", FULL_SERVERS, class_="about"))
         if points := _scatter(plan):
             yield tag("section", tag("h2", "Tokens for a dollar against time between tokens"), points)
         yield tag("section", tag("h2", "What bounds each program"), list(_steps(plan)), class_="program")

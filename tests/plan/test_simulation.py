@@ -1,7 +1,7 @@
 """The simulation of a replica: closed forms of queueing theory, the real scheduler on the same trace, and laws."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -320,15 +320,16 @@ def test_points_around_the_predictions_lie_on_the_ellipse_of_their_interval() ->
     assert known is not None
     steps = PredictedSteps(name, "inf2.48xlarge", 8, 8, "NxD Inference", known)
     nominal, *points = steps.around()
-    ends = {bound: replace(steps, bound=bound) for bound in ("low", "high")}
-    for ask in (lambda each: each.prefill(2048), lambda each: each.decode(8, 2048)):
+    ends = {"low": replace(steps, bound="low"), "high": replace(steps, bound="high")}
+    asked: tuple[Callable[[StepTimes], float], ...] = (lambda s: s.prefill(2048), lambda s: s.decode(8, 2048))
+    for ask in asked:
         middle, low, high = (ask(each) for each in (nominal, ends["low"], ends["high"]))
         assert min(map(ask, points)) == pytest.approx(low)
         assert max(map(ask, points)) == pytest.approx(high)
         assert middle == pytest.approx(ask(steps))
     prompts, tokens = (
         [math.log(ask(each) / ask(nominal)) / math.log(ask(ends["high"]) / ask(nominal)) for each in points]
-        for ask in (lambda each: each.prefill(2048), lambda each: each.decode(8, 2048))
+        for ask in asked
     )
     for one, other in zip(prompts, tokens, strict=True):
         assert math.hypot(one, other) == pytest.approx(1.0)
