@@ -228,10 +228,10 @@ def _sections(plan: TrainingPlan) -> Iterator[Markup]:
         yield tag("p", "No layout fits.")
     else:
         if bars := _bars(plan, choices):
-            yield tag("section", tag("h2", "Cost and time"), bars)
+            yield tag("section", tag("h2", "Cost of the run"), bars)
         rows = [_cells(plan, each) for each in choices]
         yield tag(
-            "section", tag("h2", "Plans"), _html_table(("instances", "tokens/s", "MFU", "GiB", "time", "cost"), rows)
+            "section", tag("h2", "Plans"), _html_table(("instances", "cost", "time", "tokens/s", "MFU", "GiB"), rows)
         )
         first = choices[0].candidate
         yield tag("section", tag("h2", f"A step of {first.count} × {first.instance.name}"), _step(first))
@@ -271,12 +271,19 @@ def _cells(plan: TrainingPlan, choice: TrainingChoice) -> tuple[Child, ...]:
     hours = _hours(choice, offer)
     return (
         tag("div", tag("strong", f"{c.count} × {c.instance.name}"), [tag("small", each) for each in remarks]),
+        _dollars(offer),
+        _two(duration(3600 * hours[1]), f"{duration(3600 * hours[0])} to {duration(3600 * hours[2])}"),
         _two(_short(c.tokens_per_second), f"{_short(low)} to {_short(high)}"),
         f"{c.utilization:.0%}",
         _two(f"{c.memory.total / _GIB:.1f}", f"of {rank_bytes(c.instance) / _GIB:.0f}"),
-        _two(duration(3600 * hours[1]), f"{duration(3600 * hours[0])} to {duration(3600 * hours[2])}"),
-        _two(cost(offer), offer.purchase.value if offer else ""),
     )
+
+
+def _dollars(offer: Offer | None) -> Markup:
+    if offer is None or offer.dollars is None:
+        return _two("unknown", "no known price")
+    low, middle, high = map(money, offer.dollars)
+    return _two(middle, f"{low} to {high}, {offer.purchase}")
 
 
 def _step(c: TrainingCandidate) -> Markup:
