@@ -4,7 +4,7 @@ lowering in `LOWERINGS`."""
 from nxpipe.emulator.lower import attention, convolution, gather, movement, norm, pooling, reduce, sort
 from nxpipe.emulator.lower.backend import BACKEND, lower, record_text
 from nxpipe.emulator.lower.lowering import LOWERINGS, NotLowered
-from nxpipe.emulator.lower.matmul import linear
+from nxpipe.emulator.lower.matmul import grouped, linear
 
 __all__ = [
     "BACKEND",
@@ -13,6 +13,7 @@ __all__ = [
     "attention",
     "convolution",
     "gather",
+    "grouped",
     "linear",
     "lower",
     "movement",

@@ -17,6 +17,10 @@ from nxpipe.pipeline.util.process import exit_quietly, handle_signals
 COMMANDS = {
     "agent": ("nxpipe.pipeline.cli.agent:agent", "Prepare an instance of a fleet and start its model server."),
     "ami": ("nxpipe.pipeline.cli.ami:ami", "Pin the AMIs of instances."),
+    "assess": (
+        "nxpipe.pipeline.cli.assess:assess",
+        "Assess a migration from GPUs: which models move, wait or stay, and what that saves.",
+    ),
     "bench": (
         "nxpipe.pipeline.cli.bench:bench",
         "Show the predicted latency of programs and compare it with a baseline.",

@@ -21,9 +21,11 @@ from nxpipe.pipeline.util.files import write_whole
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.config import Config
+    from nxpipe.pipeline.config.prices import Prices
     from nxpipe.pipeline.plan.candidates import PlannedModel
-    from nxpipe.pipeline.plan.serve import Demand, Objective, ServingPlan
-    from nxpipe.pipeline.plan.serve_report import Comparison
+    from nxpipe.pipeline.plan.gpus import GpuMeasurement
+    from nxpipe.pipeline.plan.serve import Objective, ServingDemand, ServingPlan
+    from nxpipe.pipeline.plan.serve_report import GpuComparison
     from nxpipe.pipeline.plan.traffic import Traffic
 
 _FILE: Final = click.Path(dir_okay=False, writable=True, path_type=Path)
@@ -58,7 +60,7 @@ def plan() -> None:
     """
 
 
-class Target(click.ParamType["Objective"]):
+class ObjectiveType(click.ParamType["Objective"]):
     """An objective: a time, and the percentile of the requests that must keep it."""
 
     name = "TIME[@pN]"
@@ -89,8 +91,8 @@ _TRAFFIC: Final = (
     click.option("--log", type=_READ, metavar="FILE", help="A request log instead: JSONL or CSV."),
 )
 _OBJECTIVES: Final = (
-    click.option("--ttft", type=Target(), help="The time to the first token; p95 unless @pN says otherwise."),
-    click.option("--tpot", type=Target(), help="The time between tokens, for each request on average."),
+    click.option("--ttft", type=ObjectiveType(), help="The time to the first token; p95 unless @pN says otherwise."),
+    click.option("--tpot", type=ObjectiveType(), help="The time between tokens, for each request on average."),
     click.option(
         "--availability",
         type=Percentage(),
@@ -207,11 +209,12 @@ def serve(ctx: click.Context, /, model_id: str, config_path: Path, **options: An
     config = load_config(config_path, os.environ, missing_ok=True)
     model = _model(model_id, config, config_path.parent)
     demand = _demand(ctx, options, config)
+    own = _measured(ctx, options, demand)
     instances = instances_of(options["instances"] or _INSTANCES)
     prices = load_prices()
-    with console.step(f"simulate {model.name} on {len(instances)} instance types"):
+    with console.step(f"simulate {model.name} on {', '.join(each.name for each in instances)}"):
         found = plan_serving(model, demand, instances, prices, runtimes=_chosen(options["runtimes"]))
-    comparison = _comparison(ctx, options, found, prices)
+    comparison = _comparison(options, found, prices, own)
     _show(console, found, comparison, options["explain"])
     _write(console, found, comparison, options, config)
     if found.best is None:
@@ -228,13 +231,13 @@ def _model(name: str, config: "Config", root: Path) -> "PlannedModel":
     return planned_model(name)
 
 
-def _demand(ctx: click.Context, options: dict[str, Any], config: "Config") -> "Demand":
-    from nxpipe.pipeline.plan.serve import Demand
+def _demand(ctx: click.Context, options: dict[str, Any], config: "Config") -> "ServingDemand":
+    from nxpipe.pipeline.plan.serve import ServingDemand
 
     traffic, rate = _traffic(ctx, options)
     if not 0 < options["availability"] < 1:
         raise click.UsageError("--availability is a share of the time between 0% and 100%, as in 99.9%", ctx)
-    return Demand(
+    return ServingDemand(
         traffic,
         rate,
         options["ttft"],
@@ -283,26 +286,36 @@ def _chosen(names: Sequence[str]) -> "Sequence[Any]":
     return [each for each in RUNTIMES if not names or each.scheduling.value in names]
 
 
-def _comparison(ctx: click.Context, options: dict[str, Any], found: "ServingPlan", prices: Any) -> "Comparison":
-    from nxpipe.pipeline.plan.gpus import Migration, gpu_plans, own_measurement
+def _measured(ctx: click.Context, options: dict[str, Any], demand: "ServingDemand") -> "list[GpuMeasurement]":
+    """The user's own measurement; GPU types are known before anything is simulated."""
+    from nxpipe.pipeline.plan.gpus import gpu_table, own_measurement
     from nxpipe.pipeline.plan.load_tests import read_load_tests
-    from nxpipe.pipeline.plan.serve_report import Comparison
 
     if (options["measured"] is None) != (options["measured_instance"] is None):
         raise click.UsageError("--measured and --measured-instance belong together; pass both", ctx)
-    own = []
-    if options["measured"] is not None:
-        own = [own_measurement(read_load_tests(options["measured"]), options["measured_instance"], found.demand)]
+    for name in options["gpus"]:
+        gpu_table().require(name)
+    if options["measured"] is None:
+        return []
+    return [own_measurement(read_load_tests(options["measured"]), options["measured_instance"], demand)]
+
+
+def _comparison(
+    options: dict[str, Any], found: "ServingPlan", prices: "Prices", own: "list[GpuMeasurement]"
+) -> "GpuComparison":
+    from nxpipe.pipeline.plan.gpus import Migration, gpu_plans
+    from nxpipe.pipeline.plan.serve_report import GpuComparison
+
     weeks = options["migration_weeks"]
     migration = Migration(weeks, options["week_cost"], options["overrun"]) if weeks else None
     if options["no_gpu"] and not own and not options["gpus"]:
-        return Comparison(migration=migration)
-    names = [*options["gpus"], *(each.instance for each in own)]
-    gpus, silent = gpu_plans(found.model.architecture, found.demand, prices, tuple(dict.fromkeys(names)), own)
-    return Comparison(tuple(gpus), tuple(silent), migration)
+        return GpuComparison(migration=migration)
+    names = dict.fromkeys((*options["gpus"], *(each.instance for each in own)))
+    gpus, silent = gpu_plans(found.model.architecture, found.demand, prices, tuple(names), own)
+    return GpuComparison(tuple(gpus), tuple(silent), migration)
 
 
-def _show(console: Console, found: "ServingPlan", comparison: "Comparison", explained: bool) -> None:
+def _show(console: Console, found: "ServingPlan", comparison: "GpuComparison", explained: bool) -> None:
     from nxpipe.pipeline.plan.serve_report import document, explanation, summary
 
     if console.json:
@@ -315,7 +328,7 @@ def _show(console: Console, found: "ServingPlan", comparison: "Comparison", expl
 
 
 def _write(
-    console: Console, found: "ServingPlan", comparison: "Comparison", options: dict[str, Any], config: "Config"
+    console: Console, found: "ServingPlan", comparison: "GpuComparison", options: dict[str, Any], config: "Config"
 ) -> None:
     if options["html"] is not None:
         from nxpipe.pipeline.plan.serve_page import plan_page

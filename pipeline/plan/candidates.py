@@ -140,7 +140,7 @@ class Memory:
     cache: int
     scratch: int
     code: int
-    room: int
+    capacity: int
 
     @property
     def need(self) -> int:
@@ -170,7 +170,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Refused:
+class Refusal:
     """What is not possible, and why."""
 
     instance: str
@@ -204,14 +204,14 @@ class Lengths:
 
 def candidates(
     model: PlannedModel, instances: Sequence[Instance], lengths: Lengths, runtimes: Sequence[Runtime] = RUNTIMES
-) -> tuple[list[Candidate], list[Refused]]:
+) -> tuple[list[Candidate], list[Refusal]]:
     """All that fit, and why the others do not."""
     found: list[Candidate] = []
-    refused: list[Refused] = []
+    refused: list[Refusal] = []
     for instance in instances:
         if model.positions is not None and lengths.sequence > model.positions:
             reason = f"the model has {model.positions:,} positions, and requests take {lengths.sequence:,} tokens"
-            refused.append(Refused(instance.name, "", reason))
+            refused.append(Refusal(instance.name, "", reason))
             continue
         for item in _on(model, instance, lengths, runtimes):
             (found if isinstance(item, Candidate) else refused).append(item)  # type: ignore[arg-type]
@@ -220,25 +220,25 @@ def candidates(
 
 def _on(
     model: PlannedModel, instance: Instance, lengths: Lengths, runtimes: Sequence[Runtime]
-) -> Iterator[Candidate | Refused]:
+) -> Iterator[Candidate | Refusal]:
     """Candidates on one instance type. Of batches that do not fit, the reason of the smallest is given."""
     existing = [each for each in runtimes if instance.compiler_target in each.targets]
     if not existing:
-        yield Refused(instance.name, "", "none of the chosen runtimes exists for its chip")
+        yield Refusal(instance.name, "", "none of the chosen runtimes exists for its chip")
     for runtime in existing:
         if reason := runtime.refusal(model):
-            yield Refused(instance.name, runtime.name, reason)
+            yield Refusal(instance.name, runtime.name, reason)
     existing = [each for each in existing if not each.refusal(model)]
     for tp in instance.degrees:
         divided = [each for each in existing if each.pads or not _indivisible(model.architecture, tp)]
         if existing and not divided:
-            yield Refused(instance.name, f"tp {tp}", str(_indivisible(model.architecture, tp)))
+            yield Refusal(instance.name, f"tp {tp}", str(_indivisible(model.architecture, tp)))
             continue
         for batch in BATCHES:
             memory = memory_of(model, instance, tp, batch, lengths)
-            if memory.need > memory.room:
+            if memory.need > memory.capacity:
                 if batch == BATCHES[0]:
-                    yield Refused(instance.name, f"tp {tp}", _too_large(memory))
+                    yield Refusal(instance.name, f"tp {tp}", _too_large(memory))
                 break
             for runtime in divided:
                 replica = _replica(runtime.scheduling, batch, lengths)
@@ -257,7 +257,7 @@ def _indivisible(a: Architecture, tp: int) -> str | None:
 def _too_large(memory: Memory) -> str:
     return (
         f"a core needs {memory.need / _GIB:.1f} GiB at batch 1 ({memory.weights / _GIB:.1f} of weights, "
-        f"{memory.cache / _GIB:.1f} of KV cache) and has {memory.room / _GIB:.1f} GiB"
+        f"{memory.cache / _GIB:.1f} of KV cache) and has {memory.capacity / _GIB:.1f} GiB"
     )
 
 
@@ -282,7 +282,7 @@ def memory_of(model: PlannedModel, instance: Instance, tp: int, batch: int, leng
         cache=cache,
         scratch=_scratch(a, tp, batch, lengths),
         code=instance.core_code + _RUNTIME_BYTES * CORES[instance.core].lnc_default,
-        room=instance.core_memory,
+        capacity=instance.core_memory,
     )
 
 
@@ -305,8 +305,8 @@ def _rank_parameters(a: Architecture, tp: int) -> float:
     forward = projections * hidden * dense / tp
     if experts:
         forward += experts * (projections * hidden * a["expert_intermediate"] / tp + hidden)
-    layers: float = a["layers"] * (attention + forward + 2 * hidden)
-    return layers + 2 * a["vocab"] * hidden / tp + hidden
+    layers = a["layers"] * (attention + forward + 2 * hidden)
+    return float(layers + 2 * a["vocab"] * hidden / tp + hidden)
 
 
 def _scratch(a: Architecture, tp: int, batch: int, lengths: Lengths) -> int:
@@ -316,7 +316,8 @@ def _scratch(a: Architecture, tp: int, batch: int, lengths: Lengths) -> int:
     row = 4 * a["hidden"] + (a["heads"] / tp + 2 * _kv_heads(a, tp)) * head_dim + 3 * wide
     rows = max(lengths.buckets[-1], batch)
     logits = batch * a["vocab"] * 4
-    return math.ceil((rows * row * _BYTES + logits) / _SCRATCH_UNIT) * _SCRATCH_UNIT
+    units = math.ceil((rows * row * _BYTES + logits) / _SCRATCH_UNIT)
+    return int(units * _SCRATCH_UNIT)
 
 
 def instances_of(names: Sequence[str]) -> list[Instance]:

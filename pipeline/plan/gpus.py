@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from nxpipe.pipeline.config.prices import Price, Prices, Purchase
 from nxpipe.pipeline.plan.load_tests import LoadTest
-from nxpipe.pipeline.plan.serve import HOURS, SOLD, UNAVAILABLE, Demand, Interval, Objective, Plan, fleet_of
+from nxpipe.pipeline.plan.serve import HOURS, SOLD, UNAVAILABLE, Interval, Objective, Plan, ServingDemand, fleet_of
 from nxpipe.pipeline.predict.model import architecture
 from nxpipe.pipeline.predict.work import Architecture
 from nxpipe.pipeline.util.errors import InputInvalid
@@ -24,7 +24,7 @@ _LEAST_ERROR: Final = 0.05  # of any interpolation
 
 
 @dataclass(frozen=True)
-class Row:
+class GpuRow:
     """One published measurement: tokens that one copy generates in a second, under unlimited load."""
 
     model: str
@@ -37,19 +37,19 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Source:
+class GpuSource:
     name: str
     engine: str
     licence: str
     read: date
-    rows: tuple[Row, ...]
+    rows: tuple[GpuRow, ...]
 
 
 @dataclass(frozen=True)
 class GpuTable:
     """The shipped measurements, and the GPUs of instance types."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[GpuSource, ...]
     instances: dict[str, tuple[str, int]]
 
     def require(self, name: str) -> tuple[str, int]:
@@ -63,14 +63,16 @@ class GpuTable:
 def gpu_table() -> GpuTable:
     document: dict[str, Any] = tomllib.loads(_TABLE.read_text())
     sources = tuple(
-        Source(each["name"], each["engine"], each["licence"], each["read"], tuple(Row(*row) for row in each["rows"]))
+        GpuSource(
+            each["name"], each["engine"], each["licence"], each["read"], tuple(GpuRow(*row) for row in each["rows"])
+        )
         for each in document["sources"]
     )
     return GpuTable(sources, {name: (gpu, number) for name, (gpu, number) in document["instances"].items()})
 
 
 @dataclass(frozen=True)
-class Measurement:
+class GpuMeasurement:
     """What an instance generates in a second with the lengths of a demand, and from what that is known.
 
     `meets` is None if no latency is published."""
@@ -88,7 +90,7 @@ class Measurement:
 class GpuPlan:
     """A fleet of GPU instances for the same demand."""
 
-    measurement: Measurement
+    measurement: GpuMeasurement
     purchase: Purchase
     sizes: Interval
     price: Price | None
@@ -101,7 +103,11 @@ class GpuPlan:
 
 
 def gpu_plans(
-    model: Architecture, demand: Demand, prices: Prices, names: Sequence[str] = (), own: Sequence[Measurement] = ()
+    model: Architecture,
+    demand: ServingDemand,
+    prices: Prices,
+    names: Sequence[str] = (),
+    own: Sequence[GpuMeasurement] = (),
 ) -> tuple[list[GpuPlan], list[str]]:
     """Fleets of the named instance types, else of all with a measurement of the model's shape and a price; the
     cheapest first. The sentences say which named types have none."""
@@ -145,10 +151,12 @@ def _shape(a: Architecture) -> tuple[int, ...]:
     return tuple(a.get(key) or (a["heads"] if key == "kv_heads" else 0) for key in _SHAPE)
 
 
-def _published(model: Architecture, demand: Demand, name: str, gpu: str, number: int) -> Iterator[Measurement]:
+def _published(
+    model: Architecture, demand: ServingDemand, name: str, gpu: str, number: int
+) -> Iterator[GpuMeasurement]:
     """What each source says of a model of the same shape on an instance type, by degree and precision."""
     for source in gpu_table().sources:
-        groups: dict[tuple[int, str], list[Row]] = {}
+        groups: dict[tuple[int, str], list[GpuRow]] = {}
         for row in source.rows:
             known = architecture(row.model)
             if row.gpu == gpu and row.gpus <= number and known is not None and _shape(known) == _shape(model):
@@ -157,10 +165,10 @@ def _published(model: Architecture, demand: Demand, name: str, gpu: str, number:
             tokens, how = _interpolated(rows, demand.prompt, demand.output)
             copies = number // degree
             basis = f"{source.engine}, {precision}, {degree} GPU a copy, {how}; {source.name}, read {source.read}"
-            yield Measurement(name, tokens.times(copies), basis, meets=None)
+            yield GpuMeasurement(name, tokens.times(copies), basis, meets=None)
 
 
-def _interpolated(rows: Sequence[Row], prompt: float, output: float) -> tuple[Interval, str]:
+def _interpolated(rows: Sequence[GpuRow], prompt: float, output: float) -> tuple[Interval, str]:
     """Tokens a second of one copy at other lengths.
 
     Under full load a request takes a time of the GPU that grows with its prompt, with its answer, and with the cache
@@ -210,7 +218,7 @@ def _least_squares(rows: Sequence[Sequence[float]]) -> list[float] | None:
     return found if min(found) >= 0 else None
 
 
-def own_measurement(tests: Sequence[LoadTest], instance: str, demand: Demand) -> Measurement:
+def own_measurement(tests: Sequence[LoadTest], instance: str, demand: ServingDemand) -> GpuMeasurement:
     """The user's measurement of an instance: the highest load that meets the objectives, else the highest of all."""
     gpu_table().require(instance)
     judged = [(_test_meets(test, demand), test) for test in tests]
@@ -221,15 +229,15 @@ def own_measurement(tests: Sequence[LoadTest], instance: str, demand: Demand) ->
     if chosen.prompt and chosen.output and not _alike(chosen, demand):
         basis += f", with prompts of {chosen.prompt:,.0f} and answers of {chosen.output:,.0f} tokens, which differ"
     tokens = Interval(chosen.tokens, chosen.tokens, chosen.tokens)
-    return Measurement(instance, tokens, basis, meets, chosen.concurrency, chosen.ttft(None), chosen.tpot(None))
+    return GpuMeasurement(instance, tokens, basis, meets, chosen.concurrency, chosen.ttft(None), chosen.tpot(None))
 
 
-def _alike(test: LoadTest, demand: Demand) -> bool:
+def _alike(test: LoadTest, demand: ServingDemand) -> bool:
     pairs = ((test.prompt, demand.prompt), (test.output, demand.output))
-    return all(measured is not None and 0.8 <= measured / asked <= 1.25 for measured, asked in pairs)
+    return all(measured is not None and 0.8 <= measured / planned <= 1.25 for measured, planned in pairs)
 
 
-def _test_meets(test: LoadTest, demand: Demand) -> bool | None:
+def _test_meets(test: LoadTest, demand: ServingDemand) -> bool | None:
     verdicts = [
         _within(found, objective)
         for found, objective in ((test.ttft, demand.ttft), (test.tpot, demand.tpot))
@@ -243,7 +251,7 @@ def _within(found: Any, objective: Objective) -> bool | None:
     return None if value is None else value <= objective.seconds * 1e3
 
 
-def _bought(measurement: Measurement, demand: Demand, prices: Prices) -> Iterator[GpuPlan]:
+def _bought(measurement: GpuMeasurement, demand: ServingDemand, prices: Prices) -> Iterator[GpuPlan]:
     """A fleet for each way of buying that has a price; one without money if none has."""
     ways = demand.purchases or SOLD
     priced = [each for each in ways if prices.price(demand.region, measurement.instance, each)]
@@ -251,7 +259,9 @@ def _bought(measurement: Measurement, demand: Demand, prices: Prices) -> Iterato
         yield from _fleets(measurement, demand, purchase, prices)
 
 
-def _fleets(measurement: Measurement, demand: Demand, purchase: Purchase, prices: Prices) -> Iterator[GpuPlan]:
+def _fleets(
+    measurement: GpuMeasurement, demand: ServingDemand, purchase: Purchase, prices: Prices
+) -> Iterator[GpuPlan]:
     """The fleet with one host lost, as that of a plan; rollouts run both versions as long."""
     carried = measurement.tokens.times(1 / demand.output)
     fleets = [

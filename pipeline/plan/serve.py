@@ -20,7 +20,7 @@ from typing import Final, TypeAlias
 
 from nxpipe.emulator.hardware import Instance
 from nxpipe.pipeline.config.prices import Price, Prices, Purchase
-from nxpipe.pipeline.plan.candidates import RUNTIMES, Candidate, Lengths, PlannedModel, Refused, Runtime, candidates
+from nxpipe.pipeline.plan.candidates import RUNTIMES, Candidate, Lengths, PlannedModel, Refusal, Runtime, candidates
 from nxpipe.pipeline.plan.schedulers import Replica, Scheduling, StepTimes
 from nxpipe.pipeline.plan.simulation import Outcome, quantile_of, simulate
 from nxpipe.pipeline.plan.steps import Bound, PredictedSteps
@@ -29,12 +29,11 @@ from nxpipe.pipeline.predict.work import NotPredicted
 
 HOURS: Final = 730  # of a month
 _SEED: Final = 23
-_REQUESTS: Final = 1000  # simulated for one load of one candidate
 _STEP: Final = 1.045  # between two loads of the ladder
 _LADDER: Final = 64  # the lowest load is 6 % of the highest
 # Of what the programs can execute: above it a queue grows for longer than a simulation lasts.
 _HIGHEST: Final = 0.95
-_MOST: Final = 100_000  # instances of a fleet; more is said to be impossible
+_MOST: Final = 100_000  # instances of a fleet; more are refused
 # EC2's instance-level service level agreement: 99.5 % of a month.
 UNAVAILABLE: Final = 0.005
 SPOT_INTERRUPTIONS: Final = 0.2  # a month: the Spot Instance Advisor's highest band begins there
@@ -75,8 +74,8 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class Demand:
-    """What is asked for: traffic, objectives, and how instances may be bought."""
+class ServingDemand:
+    """What a plan must meet: traffic, objectives, and how instances may be bought."""
 
     traffic: Traffic
     rate: float  # requests a second
@@ -89,15 +88,17 @@ class Demand:
     spot_interruptions: float = SPOT_INTERRUPTIONS
     rollouts: float = 4  # a month
     rollout_hours: float = 0.5  # that a rollout runs both versions, without the cold start
+    simulated: int = 1000  # requests of one load of one candidate
 
     @cached_property
     def sample(self) -> tuple[Request, ...]:
         """The requests that every candidate sees, at one a second."""
-        return tuple(self.traffic.requests(_REQUESTS, _SEED, 1.0))
+        return tuple(self.traffic.requests(self.simulated, _SEED, 1.0))
 
     @cached_property
     def lengths(self) -> Lengths:
-        return Lengths(max(each.prompt for each in self.sample), max(each.prompt + each.output for each in self.sample))
+        known = (*self.sample, *self.traffic.log)
+        return Lengths(max(each.prompt for each in known), max(each.prompt + each.output for each in known))
 
     @cached_property
     def prompt(self) -> float:
@@ -163,9 +164,9 @@ class ServingPlan:
     """All plans, the cheapest first; those without a price last."""
 
     model: PlannedModel
-    demand: Demand
+    demand: ServingDemand
     plans: tuple[Plan, ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[Refusal, ...]
     simulated: tuple[tuple[Candidate, Load], ...] = field(repr=False)
 
     @property
@@ -195,7 +196,7 @@ def predicted_steps(candidate: Candidate, bound: Bound) -> StepTimes:
 
 def plan_serving(
     model: PlannedModel,
-    demand: Demand,
+    demand: ServingDemand,
     instances: Sequence[Instance],
     prices: Prices,
     steps: StepsOf = predicted_steps,
@@ -225,7 +226,7 @@ class _Job:
     """The candidates of one instance type."""
 
     candidates: tuple[Candidate, ...]
-    demand: Demand
+    demand: ServingDemand
     steps: StepsOf
 
 
@@ -241,7 +242,7 @@ class _Capacity:
 class _Result:
     best: _Capacity | None
     simulated: tuple[tuple[Candidate, Load], ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[Refusal, ...]
 
 
 def _run(jobs: Sequence[_Job], workers: int) -> list[_Result]:
@@ -257,22 +258,22 @@ def _work(job: _Job) -> _Result:
     A candidate whose programs cannot execute more than another one carries at the objectives is not simulated: the
     result is the same."""
     bounded: list[tuple[float, int, Candidate, StepTimes]] = []
-    refused: list[Refused] = []
+    refused: list[Refusal] = []
     for number, candidate in enumerate(job.candidates):
         try:
             steps = job.steps(candidate, "nominal")
             limit = _limit(candidate, steps, job.demand)
         except NotPredicted as reason:
-            refused.append(Refused(candidate.instance.name, _layout(candidate), str(reason)))
+            refused.append(Refusal(candidate.instance.name, _layout(candidate), str(reason)))
             continue
         if _is_out_of_reach(candidate, steps, job.demand):
             continue
         bounded.append((-limit * _HIGHEST * candidate.copies, number, candidate, steps))
     best: _Capacity | None = None
     simulated: list[tuple[Candidate, Load]] = []
-    for bound, _, candidate, steps in sorted(bounded, key=lambda each: each[:2]):
+    for most, _, candidate, steps in sorted(bounded, key=lambda each: each[:2]):
         carried = best.loads["nominal"].rate * best.candidate.copies if best else 0.0
-        if -bound <= carried:
+        if -most <= carried:
             break
         load = capacity_of(candidate, steps, job.demand)
         simulated.append((candidate, load))
@@ -280,11 +281,11 @@ def _work(job: _Job) -> _Result:
             best = _Capacity(candidate, {"nominal": load})
     if best is None:
         if not refused:
-            refused.append(Refused(job.candidates[0].instance.name, "", _unreachable(job)))
+            refused.append(Refusal(job.candidates[0].instance.name, "", _unreachable(job)))
         return _Result(None, tuple(simulated), tuple(refused))
     loads = dict(best.loads)
-    for bound in ("low", "high"):
-        loads[bound] = capacity_of(best.candidate, job.steps(best.candidate, bound), job.demand)
+    for end in BOUNDS[1:]:
+        loads[end] = capacity_of(best.candidate, job.steps(best.candidate, end), job.demand)
     return _Result(replace(best, loads=loads), tuple(simulated), tuple(refused))
 
 
@@ -300,9 +301,9 @@ def _unreachable(job: _Job) -> str:
         steps = job.steps(candidate, "nominal")
         first = min(first, _prompt_seconds(candidate.replica, steps, shortest))
         between = min(between, _token_seconds(candidate.replica, steps, demand))
-    asked = [f"{name} {each}" for name, each in (("TTFT", demand.ttft), ("TPOT", demand.tpot)) if each]
+    objectives = [f"{name} {each}" for name, each in (("TTFT", demand.ttft), ("TPOT", demand.tpot)) if each]
     return (
-        f"no layout meets {' and '.join(asked)} at any load; the least TTFT is {first * 1e3:,.0f} ms and the least "
+        f"no layout meets {' and '.join(objectives)} at any load; the least TTFT is {first * 1e3:,.0f} ms and the least "
         f"TPOT {between * 1e3:,.1f} ms, of different layouts"
     )
 
@@ -321,14 +322,14 @@ def _prompt_seconds(replica: Replica, steps: StepTimes, request: Request) -> flo
     return total
 
 
-def _token_seconds(replica: Replica, steps: StepTimes, demand: Demand, rows: int | None = None) -> float:
+def _token_seconds(replica: Replica, steps: StepTimes, demand: ServingDemand, rows: int | None = None) -> float:
     """The least time of a step that decodes. All servers but vllm-neuron compute all rows in it."""
     rows = rows or (1 if replica.scheduler is Scheduling.VLLM else replica.rows)
     shortest = min(each.prompt for each in demand.sample)
     return steps.decode(rows, max(replica.window(shortest + 1), replica.longest))
 
 
-def _limit(candidate: Candidate, steps: StepTimes, demand: Demand) -> float:
+def _limit(candidate: Candidate, steps: StepTimes, demand: ServingDemand) -> float:
     """Requests a second that no schedule exceeds: each takes the time of its prompt, and its tokens their share of
     steps in which every row generates one."""
     replica = candidate.replica
@@ -337,7 +338,7 @@ def _limit(candidate: Candidate, steps: StepTimes, demand: Demand) -> float:
     return 1.0 / (prompts + token * fmean(each.output - 1 for each in demand.sample))
 
 
-def _is_out_of_reach(candidate: Candidate, steps: StepTimes, demand: Demand) -> bool:
+def _is_out_of_reach(candidate: Candidate, steps: StepTimes, demand: ServingDemand) -> bool:
     """Whether even an idle replica misses an objective."""
     if demand.tpot and _token_seconds(candidate.replica, steps, demand) > demand.tpot.seconds:
         return demand.output > 1
@@ -345,10 +346,10 @@ def _is_out_of_reach(candidate: Candidate, steps: StepTimes, demand: Demand) -> 
     return demand.ttft is not None and quantile_of(times, demand.ttft.quantile) > demand.ttft.seconds
 
 
-def capacity_of(candidate: Candidate, steps: StepTimes, demand: Demand) -> Load:
+def capacity_of(candidate: Candidate, steps: StepTimes, demand: ServingDemand) -> Load:
     """The highest load of the ladder at which a replica meets the objectives; a rate of 0 if there is none.
 
-    Bisection visits the same loads whatever the objectives are, until one meets them and another does not: so the
+    Bisection visits the same loads for all objectives, until one meets them and another does not: so the
     capacity at a tighter objective is never higher, even if meeting an objective is not quite monotone in the load."""
     limit = _limit(candidate, steps, demand)
     low, high = -1, _LADDER  # the load at `low` meets the objectives, that at `high` does not
@@ -372,7 +373,7 @@ def _simulated(candidate: Candidate, steps: StepTimes, sample: Sequence[Request]
     return simulate(requests, candidate.replica, steps)
 
 
-def _meets(outcome: Outcome, demand: Demand) -> bool:
+def _meets(outcome: Outcome, demand: ServingDemand) -> bool:
     if outcome.refused:
         return False
     if demand.ttft and outcome.ttft_at(demand.ttft.quantile) > demand.ttft.seconds:
@@ -427,19 +428,19 @@ def cold_start(candidate: Candidate) -> Interval:
 SOLD: Final = (Purchase.ON_DEMAND, Purchase.CAPACITY_BLOCK, Purchase.SPOT)  # the first that has a price, by default
 
 
-def _all_bought(best: _Capacity, demand: Demand, prices: Prices) -> Iterator[Plan | Refused]:
+def _all_bought(best: _Capacity, demand: ServingDemand, prices: Prices) -> Iterator[Plan | Refusal]:
     """A plan for each way of buying that has a price; one without money if none has."""
     name = best.candidate.instance.name
     priced = [each for each in demand.purchases or SOLD if prices.price(demand.region, name, each)]
     for purchase in demand.purchases if priced else ():
         if purchase not in priced:
-            yield Refused(name, str(purchase), f"its price in {demand.region} is unknown")
+            yield Refusal(name, str(purchase), f"its price in {demand.region} is unknown")
     chosen = priced if demand.purchases else priced[:1]
     for purchase in chosen or (demand.purchases or SOLD)[:1]:
         yield _bought(best, purchase, demand, prices)
 
 
-def _bought(best: _Capacity, purchase: Purchase, demand: Demand, prices: Prices) -> Plan | Refused:
+def _bought(best: _Capacity, purchase: Purchase, demand: ServingDemand, prices: Prices) -> Plan | Refusal:
     """The plan of a candidate, bought in one way."""
     candidate, name = best.candidate, best.candidate.instance.name
     start = cold_start(candidate)
@@ -456,7 +457,7 @@ def _bought(best: _Capacity, purchase: Purchase, demand: Demand, prices: Prices)
     fleet = fleets["nominal"]
     if fleet is None:
         what = f"more than {_MOST:,} instances, or no fleet of them has an availability of {demand.availability:%}"
-        return Refused(name, str(purchase), what)
+        return Refusal(name, str(purchase), what)
     sizes = _ordered([fleets[bound].size if fleets[bound] else None for bound in BOUNDS])  # type: ignore[union-attr]
     if sizes.high is None:
         notes.append("at the slow end of the predicted times it misses the objectives at any load")
@@ -494,7 +495,7 @@ def _ordered(values: Sequence[float | None]) -> Interval:
     return Interval(nominal, min(nominal, nominal if fast is None else fast), slow and max(nominal, slow))
 
 
-def _notes(candidate: Candidate, purchase: Purchase, price: Price | None, demand: Demand) -> Iterator[str]:
+def _notes(candidate: Candidate, purchase: Purchase, price: Price | None, demand: ServingDemand) -> Iterator[str]:
     name = candidate.instance.name
     if price is None:
         yield f"the price of {name} in {demand.region}, {purchase}, is unknown; it is not counted as zero"

@@ -147,12 +147,8 @@ def _capacity(chosen: Plan, region: str, now: datetime) -> Iterator[str]:
         end = start + timedelta(days=_BLOCK_DAYS)
         yield "# Replace id, start, end and zone by those of the capacity block that you buy."
         yield f'zone = "{region}a"'
-        yield "[fleets.capacity]"
-        yield 'kind = "capacity-block"'
-        yield f'id = "{_RESERVATION}"'
-        yield f"instances = {chosen.fleet.size}"
-        yield f"start = {start:%Y-%m-%dT%H:%M:%SZ}"
-        yield f"end = {end:%Y-%m-%dT%H:%M:%SZ}"
+        times = f"start = {start:%Y-%m-%dT%H:%M:%SZ}, end = {end:%Y-%m-%dT%H:%M:%SZ}"
+        yield f'capacity = {{ kind = "capacity-block", id = "{_RESERVATION}", {times} }}'
         return
     if purchase is Purchase.SPOT:
         yield 'capacity = { kind = "spot", on_demand_base = 0 }'

@@ -7,7 +7,7 @@ from typing import Final
 from nxpipe.pipeline.build.report.html import Child, Markup, sheet, tag
 from nxpipe.pipeline.plan.serve import Plan, ServingPlan
 from nxpipe.pipeline.plan.serve_report import (
-    Comparison,
+    GpuComparison,
     money,
     money_between,
     pareto,
@@ -24,11 +24,11 @@ _HEIGHT: Final = 260
 _GIB: Final = 1 << 30
 
 
-def plan_page(plan: ServingPlan, comparison: Comparison) -> bytes:
+def plan_page(plan: ServingPlan, comparison: GpuComparison) -> bytes:
     return sheet(f"Serving plan, {plan.model.name}", _sections(plan, comparison))
 
 
-def _sections(plan: ServingPlan, comparison: Comparison) -> Iterator[Markup]:
+def _sections(plan: ServingPlan, comparison: GpuComparison) -> Iterator[Markup]:
     yield _header(plan, comparison)
     if sentence := comparison.verdict(plan):
         yield tag("p", tag("strong", sentence[:1].upper() + sentence[1:] + "."))
@@ -48,7 +48,7 @@ def _sections(plan: ServingPlan, comparison: Comparison) -> Iterator[Markup]:
         yield tag("section", tag("h2", "Not possible, or not known"), tag("ul", [tag("li", each) for each in notes]))
 
 
-def _header(plan: ServingPlan, comparison: Comparison) -> Markup:
+def _header(plan: ServingPlan, comparison: GpuComparison) -> Markup:
     demand = plan.demand
     objectives = " · ".join(f"{name} {each}" for name, each in (("TTFT", demand.ttft), ("TPOT", demand.tpot)) if each)
     figures = [
@@ -77,7 +77,7 @@ def _header(plan: ServingPlan, comparison: Comparison) -> Markup:
     )
 
 
-def _costs(plan: ServingPlan, comparison: Comparison) -> Markup:
+def _costs(plan: ServingPlan, comparison: GpuComparison) -> Markup:
     """A bar for each plan and GPU, and a line over its interval."""
     named = [
         (f"{each.fleet.size} × {each.instance.name}, {each.purchase}", each.per_million, "r-tensor")
@@ -151,7 +151,7 @@ def _plan(plan: ServingPlan, each: Plan) -> tuple[Child, ...]:
         _ms(outcome.ttft_at(0.95)) if outcome else "–",
         _ms(outcome.tpot_at(0.95)) if outcome and outcome.tpot else "–",
         _two(f"{start.nominal:,.0f} s", f"{start.low:,.0f} to {start.high:,.0f} s"),
-        _two(f"{memory.need / _GIB:.1f} GiB", f"of {memory.room / _GIB:.1f} GiB"),
+        _two(f"{memory.need / _GIB:.1f} GiB", f"of {memory.capacity / _GIB:.1f} GiB"),
     )  # fmt: skip
 
 
@@ -233,7 +233,7 @@ def _steps(plan: ServingPlan) -> Iterator[Markup]:
         yield _table(("program", "time", "bound by", "floor"), rows)
 
 
-def _gpus(comparison: Comparison) -> Markup:
+def _gpus(comparison: GpuComparison) -> Markup:
     rows = [
         (
             tag(

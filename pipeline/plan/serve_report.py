@@ -9,7 +9,7 @@ from typing import Any, Final
 from nxpipe.pipeline.config.prices import Purchase
 from nxpipe.pipeline.plan.candidates import Candidate
 from nxpipe.pipeline.plan.gpus import BreakEven, GpuPlan, Migration, break_even, verdict
-from nxpipe.pipeline.plan.serve import Demand, Interval, Plan, ServingPlan
+from nxpipe.pipeline.plan.serve import Interval, Plan, ServingDemand, ServingPlan
 from nxpipe.pipeline.predict.constants import PREDICTED, Prediction, predict
 from nxpipe.pipeline.predict.measurements import Configuration
 from nxpipe.pipeline.predict.work import NotPredicted
@@ -18,11 +18,12 @@ from nxpipe.pipeline.util.text import for_terminal, style, wrapped_table
 _GIB: Final = 1 << 30
 _SHOWN: Final = 8  # refusals
 _HEIGHT: Final = 12  # rows of the chart
+_WIDE: Final = 84  # columns of a terminal that holds the whole table
 _MARKS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @dataclass(frozen=True)
-class Comparison:
+class GpuComparison:
     """A plan beside GPUs, and the migration from the first of them."""
 
     gpus: tuple[GpuPlan, ...] = ()
@@ -42,7 +43,8 @@ class Comparison:
 
 def price_dates(plan: ServingPlan, gpus: Sequence[GpuPlan] = ()) -> str:
     """The dates of the prices in a report, oldest first."""
-    dates = sorted({each.price.date for each in (*plan.plans, *gpus) if each.price})
+    prices = [*(each.price for each in plan.plans), *(each.price for each in gpus)]
+    dates = sorted({price.date for price in prices if price})
     return "no price is known" if not dates else f"prices of {_span(dates)}"
 
 
@@ -64,9 +66,9 @@ def money_between(interval: Interval) -> str:
     return f"{money(interval.nominal)} ({money(interval.low)} to {high})"
 
 
-def summary(plan: ServingPlan, comparison: Comparison, width: int) -> str:
+def summary(plan: ServingPlan, comparison: GpuComparison, width: int) -> str:
     """The whole report for a terminal."""
-    parts = [_asked(plan), _table(plan, width)]
+    parts = [_requirements(plan), _table(plan, width)]
     if plan.plans:
         parts += [_closeness(plan), _chart(plan, width), _details(plan.plans[0], plan.demand)]
     if comparison.gpus or comparison.silent:
@@ -76,7 +78,7 @@ def summary(plan: ServingPlan, comparison: Comparison, width: int) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _asked(plan: ServingPlan) -> str:
+def _requirements(plan: ServingPlan) -> str:
     demand = plan.demand
     objectives = [f"{name} {each}" for name, each in (("TTFT", demand.ttft), ("TPOT", demand.tpot)) if each]
     lines = [
@@ -98,7 +100,8 @@ def _table(plan: ServingPlan, width: int) -> str:
         return style("No instance type meets this.", fg="red")
     header = ("", "instances", "bought", "$ for 1M tokens", "$ a month", "TTFT", "TPOT", "load")
     rows = [_row(plan, each, mark) for each, mark in zip(plan.plans, _marks(plan), strict=True)]
-    return wrapped_table(header, rows, width)
+    kept = range(len(header)) if width >= _WIDE else (0, 1, 2, 3, 6)
+    return wrapped_table([header[n] for n in kept], [[row[n] for n in kept] for row in rows], width)
 
 
 def _marks(plan: ServingPlan) -> Iterator[str]:
@@ -199,7 +202,7 @@ def _chart(plan: ServingPlan, width: int) -> str:
     return "\n".join((title, *lines, axis))
 
 
-def _details(plan: Plan, demand: Demand) -> str:
+def _details(plan: Plan, demand: ServingDemand) -> str:
     candidate = plan.candidate
     memory = candidate.memory
     start = plan.cold_start
@@ -208,7 +211,7 @@ def _details(plan: Plan, demand: Demand) -> str:
         + f": {candidate.copies} x tp {candidate.tp}, batch {candidate.replica.rows}, prompts of "
         f"{', '.join(map(str, candidate.replica.buckets))} tokens, {candidate.runtime.name}",
         f"  {plan.fleet.needed} carry the traffic; a replica takes {plan.load.rate:.2f} requests/s at the objectives",
-        f"  {memory.need / _GIB:.1f} of {memory.room / _GIB:.1f} GiB of a core: {memory.weights / _GIB:.1f} weights, "
+        f"  {memory.need / _GIB:.1f} of {memory.capacity / _GIB:.1f} GiB of a core: {memory.weights / _GIB:.1f} weights, "
         f"{memory.cache / _GIB:.1f} KV cache, {(memory.scratch + memory.code) / _GIB:.1f} scratch and code",
         f"  a new instance answers {start.nominal:,.0f} s ({start.low:,.0f} to {start.high:,.0f}) after its boot",
     ]
@@ -222,7 +225,7 @@ def _details(plan: Plan, demand: Demand) -> str:
     return "\n".join([*lines, *(f"  {note}" for note in plan.notes)])
 
 
-def _gpus(plan: ServingPlan, comparison: Comparison, width: int) -> str:
+def _gpus(plan: ServingPlan, comparison: GpuComparison, width: int) -> str:
     parts = []
     if comparison.gpus:
         rows = [
@@ -272,7 +275,7 @@ def _refusals(plan: ServingPlan) -> str:
 
 
 @dataclass(frozen=True)
-class Step:
+class ProgramStep:
     """A program of a candidate, its predicted time, and the term that takes most of it."""
 
     name: str
@@ -296,7 +299,7 @@ class Step:
         )
 
 
-def steps_of(candidate: Candidate, demand: Demand) -> list[Step]:
+def steps_of(candidate: Candidate, demand: ServingDemand) -> list[ProgramStep]:
     """The programs of a candidate: each prompt length, and a token at the middle of the answers."""
     context = round(demand.prompt + demand.output / 2)
     rows = candidate.replica.rows
@@ -305,7 +308,7 @@ def steps_of(candidate: Candidate, demand: Demand) -> list[Step]:
     return found
 
 
-def _step(name: str, candidate: Candidate, phase: str, rows: int, sequence: int) -> Step:
+def _step(name: str, candidate: Candidate, phase: str, rows: int, sequence: int) -> ProgramStep:
     configuration = Configuration(
         family=f"llm-{phase}",
         model=candidate.model.name,
@@ -318,9 +321,9 @@ def _step(name: str, candidate: Candidate, phase: str, rows: int, sequence: int)
         framework=candidate.runtime.framework,
     )
     try:
-        return Step(name, predict(configuration, architecture=candidate.model.architecture))
+        return ProgramStep(name, predict(configuration, architecture=candidate.model.architecture))
     except NotPredicted as reason:
-        return Step(name, None, str(reason))
+        return ProgramStep(name, None, str(reason))
 
 
 def explanation(plan: ServingPlan) -> str:
@@ -347,7 +350,7 @@ def _shares(plan: Plan) -> str:
     )
 
 
-def document(plan: ServingPlan, comparison: Comparison) -> dict[str, Any]:
+def document(plan: ServingPlan, comparison: GpuComparison) -> dict[str, Any]:
     """All of a report as JSON."""
     demand = plan.demand
     even = comparison.break_even(plan)
@@ -380,7 +383,7 @@ def document(plan: ServingPlan, comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _objective(demand: Demand, name: str) -> dict[str, float] | None:
+def _objective(demand: ServingDemand, name: str) -> dict[str, float] | None:
     found = getattr(demand, name)
     return found and {"ms": found.seconds * 1e3, "quantile": found.quantile}
 
@@ -397,7 +400,12 @@ def _plan_document(plan: ServingPlan, each: Plan) -> dict[str, Any]:
         "batch": candidate.replica.rows,
         "buckets": list(candidate.replica.buckets),
         "kv_tokens": candidate.replica.capacity,
-        "memory_bytes": {"need": memory.need, "room": memory.room, "weights": memory.weights, "cache": memory.cache},
+        "memory_bytes": {
+            "need": memory.need,
+            "capacity": memory.capacity,
+            "weights": memory.weights,
+            "cache": memory.cache,
+        },
         "fleet": {"needed": each.fleet.needed, "size": each.fleet.size, "interval": each.sizes.document()},
         "requests_per_second_of_a_replica": each.load.rate,
         "executable_requests_per_second": each.load.limit,

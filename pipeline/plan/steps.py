@@ -26,6 +26,7 @@ class PredictedSteps:
     framework: str
     architecture: Architecture
     bound: Bound = "nominal"
+    tier: str = ""  # "serving": measured through an HTTP server, whose costs the predictions then have
     overhead: float = 0.0  # seconds of the host in each step, beside what the predictions have
     _known: dict[tuple[str, int, int], float] = field(default_factory=dict, repr=False)
 
@@ -59,7 +60,7 @@ class PredictedSteps:
     def _predict(self, family: str, metric: str, rows: int, tokens: int) -> Prediction:
         configuration = Configuration(
             family=family, model=self.model, instance=self.instance, metric=metric, cores=self.cores, tp=self.tp,
-            batch=rows, sequence=tokens, framework=self.framework,
+            batch=rows, sequence=tokens, framework=self.framework, tier=self.tier,
         )  # fmt: skip
         return predict(configuration, architecture=self.architecture)
 

@@ -6,16 +6,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from threading import Event
 from typing import Any
 
 import pytest
 
 from nxpipe.artifact_store.documents import Blob
-from nxpipe.artifact_store.errors import StoreUnavailable
-from nxpipe.artifact_store.fetch import local_files
+from nxpipe.artifact_store.errors import Changed, Corrupt, StoreUnavailable
+from nxpipe.artifact_store.fetch import local_files, partial, ranges
 from nxpipe.artifact_store.fetch.folder import WEIGHTS, fetch, size_of
 from nxpipe.artifact_store.fetch.read_cache import ReadCache
 from nxpipe.artifact_store.manifest import Manifest
@@ -274,3 +276,136 @@ def test_without_a_flush_a_power_loss_is_found_by_the_next_fetch(
     assert file.read_bytes() == whole
     fetch(afar([place.backend], ReadCache(tmp_path / "another")).blobs, wanted, tmp_path / "flushed")
     assert len(whole) in flushed
+
+
+@pytest.fixture
+def in_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large blobs of 18 ranges; a fetch of six of them has one stream for each."""
+    monkeypatch.setattr(ranges, "RANGE", 4000)
+    monkeypatch.setattr(ranges, "IN_RANGES_ABOVE", 4000)
+    monkeypatch.setattr(partial, "NOTED_AFTER", 1)
+
+
+@pytest.mark.parametrize("with_tier", [True, False])
+def test_many_large_blobs_are_streams_that_go_on_where_they_were_cut(
+    place: Folder, tmp_path: Path, in_ranges: None, *, with_tier: bool
+) -> None:
+    wanted = model(place, *range(8))
+    backend, cut, chance = counting(place.backend), 20_000, Random(5)
+    whole_read = backend.read
+
+    def read(path: str, start: int = 0, stop: int | None = None, **more: Any) -> Any:
+        chunks = whole_read(path, start, stop, **more)
+        if not cutting or stop is None or stop - start < cut:
+            return chunks
+        return _cut(chunks, chance.randrange(1000, cut))
+
+    backend.read = read
+    tier = ReadCache(tmp_path / "cache") if with_tier else None
+    cutting = True
+    result: list[int] = []
+    with pytest.raises(StoreUnavailable):
+        fetch(afar([backend], tier).blobs, wanted, tmp_path / "served", result.append)
+    cutting = False
+    backend.reads.clear()
+    fetch(afar([backend], tier and ReadCache(tier.root)).blobs, wanted, tmp_path / "served")
+    assert (tmp_path / "served" / WEIGHTS).read_bytes() == fetched_plainly(place, wanted, tmp_path)
+    starts = [start for _, start in backend.reads]
+    assert any(start > 0 for start in starts)
+    assert all(start % 4000 == 0 for start in starts)
+
+
+def test_a_stream_of_a_replaced_object_goes_on_behind_its_complete_ranges(
+    place: Folder, tmp_path: Path, in_ranges: None
+) -> None:
+    wanted = model(place, *range(8))
+    backend, replaced = counting(place.backend), set[str]()
+    whole_read = backend.read
+
+    def read(path: str, start: int = 0, stop: int | None = None, **more: Any) -> Any:
+        chunks = whole_read(path, start, stop, **more)
+        if stop is None or stop < LARGE or path in replaced:
+            return chunks
+        replaced.add(path)
+        return _cut(chunks, 9000, Changed("replaced"))
+
+    backend.read = read
+    result: list[int] = []
+    fetch(afar([backend], ReadCache(tmp_path / "cache")).blobs, wanted, tmp_path / "served", result.append)
+    assert (tmp_path / "served" / WEIGHTS).read_bytes() == fetched_plainly(place, wanted, tmp_path)
+    assert sum(result) == size_of(wanted)
+    assert sorted(start for path, start in backend.reads if path in replaced) == [0] * 8 + [8000] * 8
+
+
+def test_streams_end_at_their_next_chunk_when_the_user_cancels(place: Folder, tmp_path: Path, in_ranges: None) -> None:
+    wanted = model(place, *range(8))
+    backend, began, ended = counting(place.backend), set[str](), list[str]()
+    whole_read = backend.read
+
+    def read(path: str, start: int = 0, stop: int | None = None, **more: Any) -> Any:
+        chunks = whole_read(path, start, stop, **more)
+        return chunks if stop is None or stop < LARGE else slow(path, chunks)
+
+    def slow(path: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        began.add(path)
+        if len(began) == 8 and not interrupted.is_set():
+            interrupted.set()
+            os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(6000):  # a minute
+            yield b""
+            time.sleep(0.01)
+        ended.append(path)
+        yield from chunks
+
+    interrupted = Event()
+    backend.read = read
+    with pytest.raises(KeyboardInterrupt):
+        fetch(afar([backend], ReadCache(tmp_path / "cache")).blobs, wanted, tmp_path / "served")
+    assert interrupted.is_set()
+    assert not ended
+
+
+def test_a_blob_larger_than_its_share_keeps_its_parallel_ranges(in_ranges: None) -> None:
+    even = [Blob(sha256=f"{number:064x}", size=8000) for number in range(6)]
+    small, huge = Blob(sha256="a" * 64, size=100), Blob(sha256="b" * 64, size=100_000)
+    assert ranges.streamed([small, *even]) == set(even)
+    assert ranges.streamed([small, *even, huge]) == set(even)
+    assert not ranges.streamed([small, *even[:5], huge])
+
+
+def _cut(chunks: Iterator[bytes], after: int, error: Exception | None = None) -> Iterator[bytes]:
+    left = after
+    for chunk in chunks:
+        yield chunk[:left]
+        left -= len(chunk)
+        if left <= 0:
+            raise error or StoreUnavailable("cut off")
+
+
+@pytest.mark.parametrize("fault", ["longer", "shorter", "changed", "changed after a resume"])
+def test_a_stream_of_other_bytes_is_corrupt_and_leaves_no_range_behind(
+    place: Folder, tmp_path: Path, in_ranges: None, fault: str
+) -> None:
+    wanted = model(place, *range(8))
+    tier = ReadCache(tmp_path / "cache")
+    (path,) = (
+        found
+        for found in (place.root / "cas").rglob("*")
+        if found.name == next(tensor.blob.sha256 for tensor in wanted.weights if tensor.name == "large.5")
+    )
+    right = path.read_bytes()
+    wrong = {"longer": right + b"x", "shorter": right[:-1]}.get(fault, right[:9000] + b"\0" + right[9001:])
+    path.chmod(0o644)
+    path.write_bytes(wrong)
+    with pytest.raises(Corrupt):
+        fetch(afar([place.backend], tier).blobs, wanted, tmp_path / "served")
+    if fault != "changed after a resume":
+        path.write_bytes(right)
+    else:  # the second attempt finds ranges that are complete, and wrong as a whole
+        with pytest.raises(Corrupt):
+            fetch(afar([place.backend], tier).blobs, wanted, tmp_path / "served")
+        path.write_bytes(right)
+    result: list[int] = []
+    fetch(afar([place.backend], ReadCache(tier.root)).blobs, wanted, tmp_path / "served", result.append)
+    assert (tmp_path / "served" / WEIGHTS).read_bytes() == fetched_plainly(place, wanted, tmp_path)
+    assert sum(result) == size_of(wanted)

@@ -305,7 +305,7 @@ class ModelServer:
             signal.signal(number, handler)
 
 
-_PAUSE: Final = 0.5  # seconds between two health checks
+_PAUSES: Final = (0.05, 0.5)  # seconds between two health checks: the first, and the longest, doubled at each failure
 _MAX_BYTES: Final = 1 << 20  # of a response
 _SHOWN: Final = 200  # characters of a response in a message
 
@@ -329,6 +329,7 @@ class Readiness:
     def await_health(self, server: ModelServer) -> None:
         """Wait for as many successful health checks in a row as the load balancer requires."""
         check, healthy, last = self.fleet.health_check, 0, "no response"
+        pause, longest = _PAUSES
         while healthy < check.healthy:
             server.require_alive()
             if time.monotonic() > self.deadline:
@@ -339,7 +340,8 @@ class Readiness:
                 )
             last = self._check(check.timeout.total_seconds())
             healthy = healthy + 1 if last == str(HEALTHY_STATUS) else 0
-            server.has_ended(within=_PAUSE if healthy < check.healthy else 0)
+            server.has_ended(within=pause if healthy < check.healthy else 0)
+            pause = min(2 * pause, longest)
         server.require_alive()
 
     def _check(self, timeout: float) -> str:
