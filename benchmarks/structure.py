@@ -46,7 +46,7 @@ LAYERS: Final = (
 )
 
 LIMITS: Final = {
-    "modules": 535,  # 475 before contracts, the gate, predictions, profiles, the schedule of kernels; 511 before plans
+    "modules": 543,  # 475 before contracts, the gate, predictions, profiles, the schedule of kernels; 511 before plans
     "upward imports": 0,
     "cycles at import time": 0,
     "cycles counting imports inside functions": 0,

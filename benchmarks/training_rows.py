@@ -26,10 +26,10 @@ from nxpipe.pipeline.plan.training import (
     instance_of,
 )
 from nxpipe.pipeline.plan.training_memory import Precision, TrainingLayout, rank_bytes
+from nxpipe.pipeline.predict.architectures import architecture
 from nxpipe.pipeline.predict.constants import predict
 from nxpipe.pipeline.predict.fit import select
 from nxpipe.pipeline.predict.measurements import Configuration, Measured, read
-from nxpipe.pipeline.predict.model import architecture
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ def rows_of(path: Path, others: Sequence[Path]) -> list[Row]:
 def _row(row: Measured, sequences: int, unseen: float) -> Row:
     c: Configuration = row.configuration
     found = architecture(c.published_name, c.model)
-    assert found is not None and row.cycle is not None
+    assert found is not None
+    assert row.cycle is not None
     assert c.sequence is not None
     precision = Precision.BF16_SR if "sr" in c.model_dtype else Precision.MIXED
     job = TrainingJob(c.model, found, c.sequence, sequences, precision, flash=False)

@@ -41,7 +41,7 @@ from nxpipe.pipeline.plan.training_cost import (
     young,
 )
 from nxpipe.pipeline.plan.training_memory import Recompute, TrainingLayout
-from nxpipe.pipeline.predict.model import architecture
+from nxpipe.pipeline.predict.architectures import architecture
 from nxpipe.pipeline.util.errors import InputInvalid
 
 TRN1, TRN2 = INSTANCES["trn1.32xlarge"], INSTANCES["trn2.48xlarge"]

@@ -23,7 +23,7 @@ from nxpipe.pipeline.plan.training_memory import (
     rank_bytes,
     stage_parameters,
 )
-from nxpipe.pipeline.predict.model import architecture
+from nxpipe.pipeline.predict.architectures import architecture
 from nxpipe.pipeline.predict.work import NotPredicted
 
 GPT = "GPT3-175B"
