@@ -2,6 +2,7 @@
 
 import math
 import random
+import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -40,7 +41,7 @@ from nxpipe.pipeline.plan.training_cost import (
     slowdown,
     young,
 )
-from nxpipe.pipeline.plan.training_memory import Recompute, TrainingLayout
+from nxpipe.pipeline.plan.training_memory import Precision, Recompute, TrainingLayout
 from nxpipe.pipeline.predict.architectures import architecture
 from nxpipe.pipeline.util.errors import InputInvalid
 
@@ -173,6 +174,37 @@ def test_no_step_is_faster_than_the_peak_rate() -> None:
 def test_the_interval_of_instances_without_published_training_is_wider() -> None:
     assert "trn2" not in MEASURED
     assert clock(TRN2).factor == pytest.approx(clock(TRN1).factor ** 2)
+
+
+# AWS's tables of benchmarks: sequences a second of 1,024 in a step on trn1.32xlarge, by model and layout.
+PUBLISHED = [
+    ("meta-llama/Llama-3.1-70B", 32, 32, 8, 8192, "mixed", 7.94),
+    ("GPT3-175B", 32, 32, 8, 2048, "bf16-sr", 14.6),
+    ("GPT3-23B", 32, 8, 4, 2048, "bf16-sr", 107.18),
+    ("GPT3-46B", 32, 8, 8, 2048, "bf16-sr", 48.24),
+    ("meta-llama/Llama-2-70b-hf", 32, 32, 4, 4096, "mixed", 17.86),
+    ("meta-llama/Llama-2-70b-hf", 32, 32, 8, 4096, "mixed", 14.44),
+    ("meta-llama/Llama-2-7b-hf", 32, 8, 4, 4096, "bf16-sr", 89),
+    ("meta-llama/Llama-2-7b-hf", 16, 8, 1, 4096, "mixed", 95.14),
+]
+
+
+def test_published_training_is_within_15_percent_in_the_middle_and_not_biased() -> None:
+    """If new constants of training were fitted, `python benchmarks/training_rows.py` prints the new OWN_WORK."""
+    errors, inside = [], 0
+    for name, count, tp, pp, tokens, precision, rate in PUBLISHED:
+        own = replace(job(name), tokens=tokens, precision=Precision(precision), flash=False)
+        timed = TrainingClock.of(own, TRN1)
+        dp = count * 32 // (tp * pp)
+        one = layout(tp=tp, pp=pp, dp=dp, precision=own.precision, flash=False)
+        found = candidate(timed, count, one)
+        assert found.fits
+        error = found.tokens_per_second / tokens / rate - 1
+        errors.append(error)
+        inside += 1 / found.step.factor <= 1 + error <= found.step.factor
+    assert statistics.median(map(abs, errors)) <= 0.15
+    assert abs(statistics.median(errors)) <= 0.08
+    assert inside >= 0.85 * len(PUBLISHED)
 
 
 # Interruptions.
