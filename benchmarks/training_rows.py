@@ -107,7 +107,7 @@ def main() -> int:
     for row in rows:
         seconds = row.predicted(shares[row.name])
         error = row.measured / seconds - 1  # of tokens a second
-        held, room = row.planned.memory.total / 2**30, rank_bytes(row.planned.instance) / 2**30
+        held, available = row.planned.memory.total / 2**30, rank_bytes(row.planned.instance) / 2**30
         lines.append(
             {
                 "id": row.id,
@@ -115,7 +115,7 @@ def main() -> int:
                 "layout": str(row.planned.layout),
                 "instances": row.planned.count,
                 "gib": round(held, 2),
-                "fits": held <= room,
+                "fits": held <= available,
                 "measured_s": round(row.measured, 2),
                 "predicted_s": round(seconds, 2),
                 "error": round(error, 4),

@@ -189,7 +189,7 @@ OFFERED: Final = (Purchase.ON_DEMAND, Purchase.SPOT, Purchase.CAPACITY_BLOCK)  #
 
 @dataclass(frozen=True)
 class TrainingDemand:
-    """What a plan is asked for: tokens to train on, and the bounds of money and time."""
+    """What a plan is requested for: tokens to train on, and the bounds of money and time."""
 
     tokens: float
     region: str
@@ -290,8 +290,8 @@ def _unfit(clock: TrainingClock, count: int) -> str:
     where, least = f"{count} x {clock.instance.name}", least_memory(clock, count)
     if least is None:
         return f"{where}: no layout divides its ranks, {clock.job.sequences} sequences and the model's heads and layers"
-    need, room = least.memory.total / 2**30, rank_bytes(clock.instance) / 2**30
-    return f"{where}: the least full layout, {least.layout}, needs {need:.1f} GiB of a rank's {room:.1f} GiB"
+    need, available = least.memory.total / 2**30, rank_bytes(clock.instance) / 2**30
+    return f"{where}: the least full layout, {least.layout}, needs {need:.1f} GiB of a rank's {available:.1f} GiB"
 
 
 def _missed(choice: TrainingChoice, demand: TrainingDemand) -> str:

@@ -32,7 +32,7 @@ _BAR: Final = 12
 
 def summary(plan: TrainingPlan, width: int) -> str:
     """The whole report for a terminal, but for `explanation`."""
-    parts = [_asked(plan)]
+    parts = [_demanded(plan)]
     if plan.given is not None:
         parts.append("The imported layout:\n" + _table(plan, [plan.given], width))
     if plan.choices:
@@ -43,7 +43,7 @@ def summary(plan: TrainingPlan, width: int) -> str:
     return "\n\n".join(parts)
 
 
-def _asked(plan: TrainingPlan) -> str:
+def _demanded(plan: TrainingPlan) -> str:
     job = plan.job
     zero = ", ZeRO-1" if job.zero1 else ""
     return (
@@ -96,7 +96,7 @@ def _span(hours: tuple[float, float, float]) -> str:
 
 
 def cost(offer: Offer | None) -> str:
-    """Dollars with their interval; a price that is not known is said."""
+    """Dollars with their interval; a price that is not known is "unknown"."""
     if offer is None or offer.dollars is None:
         return "unknown"
     low, middle, high = map(money, offer.dollars)
@@ -222,7 +222,7 @@ def page(plan: TrainingPlan) -> bytes:
 
 def _sections(plan: TrainingPlan) -> Iterator[Markup]:
     yield tag("h1", f"Training plan, {plan.job.model}")
-    yield tag("p", _asked(plan) + ".")
+    yield tag("p", _demanded(plan) + ".")
     choices = ([plan.given] if plan.given else []) + list(plan.choices)
     if not choices:
         yield tag("p", "No layout fits.")
@@ -256,9 +256,15 @@ def _bars(plan: TrainingPlan, choices: Sequence[TrainingChoice]) -> Markup | Non
             tag("rect", x=0, y=y + 17, width=middle, height=_BAR, rx=2, class_="r-tensor"),
             tag("line", x1=low, x2=high, y1=y + 23, y2=y + 23, class_="roof"),
         ]
-    said = "dollars of the whole run, with their intervals"
+    described = "dollars of the whole run, with their intervals"
     chart = tag(
-        "svg", tag("title", said), drawn, class_="roofline", height=len(known) * _ROW, role="img", aria_label=said
+        "svg",
+        tag("title", described),
+        drawn,
+        class_="roofline",
+        height=len(known) * _ROW,
+        role="img",
+        aria_label=described,
     )
     return tag("figure", chart, tag("figcaption", "The line is the interval."), class_="chart")
 
