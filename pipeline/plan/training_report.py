@@ -65,7 +65,7 @@ def _row(plan: TrainingPlan, choice: TrainingChoice) -> tuple[str, ...]:
         f"{c.count} x {c.instance.name}",
         str(c.layout),
         f"{_short(c.tokens_per_second)} ({low} to {high})",
-        _span(_hours(choice, offer)),
+        _span(_hours(choice, offer, plan.demand.tokens)),
         cost(offer) + (", too close to call" if plan.is_close(choice) else ""),
         f"{c.memory.total / _GIB:.1f} of {rank_bytes(c.instance) / _GIB:.0f}",
         f"{c.utilization:.0%}",
@@ -73,9 +73,8 @@ def _row(plan: TrainingPlan, choice: TrainingChoice) -> tuple[str, ...]:
     )
 
 
-def _hours(choice: TrainingChoice, offer: Offer | None) -> tuple[float, float, float]:
-    factor = choice.candidate.step.factor
-    return offer.hours if offer else (choice.hours / factor, choice.hours, choice.hours * factor)
+def _hours(choice: TrainingChoice, offer: Offer | None, tokens: float) -> tuple[float, float, float]:
+    return offer.hours if offer else choice.candidate.hours_between(tokens)
 
 
 def _short(rate: float) -> str:
@@ -87,7 +86,9 @@ def _short(rate: float) -> str:
 
 
 def _rate(c: TrainingCandidate) -> tuple[float, float]:
-    return c.tokens_per_second / c.step.factor, c.tokens_per_second * c.step.factor
+    fast, _, slow = c.step.bounds
+    tokens = c.job.sequences * c.job.tokens
+    return tokens / slow, tokens / fast
 
 
 def _span(hours: tuple[float, float, float]) -> str:
@@ -149,11 +150,11 @@ def explanation(plan: TrainingPlan) -> str:
         f"takes {duration(spot.write)} and is best written every {duration(spot.interval)} (Daly); "
         f"{spot.waste:.1%} of the time is lost."
     )
-    rows = [
+    bought = [
         (each.purchase.value, f"{each.hours[1]:,.1f}", cost(each), str(each.dated or "-"), each.note)
         for each in choice.offers
     ]
-    parts.append(table(("bought", "hours", "cost", "price of", "note"), rows))
+    parts.append(table(("bought", "hours", "cost", "price of", "note"), bought))
     return "\n\n".join(parts)
 
 
@@ -161,7 +162,8 @@ def _seconds(step: TrainingStep) -> Iterator[tuple[str, str, str]]:
     for part in PARTS:
         seconds = getattr(step, part)
         yield _NAMES[part], f"{seconds:.3f}", f"{seconds / step.seconds:.1%}"
-    yield "all", f"{step.seconds:.3f}", f"{step.seconds / step.factor:.3f} to {step.seconds * step.factor:.3f}"
+    low, expected, high = step.bounds
+    yield "all", f"{expected:.3f}", f"{low:.3f} to {high:.3f}"
 
 
 def document(plan: TrainingPlan) -> dict[str, Any]:
@@ -274,7 +276,7 @@ def _cells(plan: TrainingPlan, choice: TrainingChoice) -> tuple[Child, ...]:
     low, high = _rate(c)
     remarks = [str(c.layout), *(["imported"] if choice is plan.given else [])]
     remarks += ["too close to call"] if plan.is_close(choice) else []
-    hours = _hours(choice, offer)
+    hours = _hours(choice, offer, plan.demand.tokens)
     return (
         tag("div", tag("strong", f"{c.count} × {c.instance.name}"), [tag("small", each) for each in remarks]),
         _dollars(offer),
