@@ -12,6 +12,7 @@ from botocore.stub import ANY, Stubber
 from nxpipe.pipeline.config.prices import OWN_TABLE, Purchase, load_prices
 from nxpipe.pipeline.plan import price_api
 from nxpipe.pipeline.util.errors import AwsError, InputInvalid
+from tests.agent.project import CONFIG
 from tests.pipeline.in_process import InProcess, nxpipe
 
 __all__ = ["nxpipe"]
@@ -153,3 +154,22 @@ def test_prices_are_listed_with_their_dates_and_an_unknown_name_gets_a_suggestio
         refused = nxpipe("prices", "ls", *wrong)
         assert refused.code == 2
         assert "did you mean" in refused.err
+
+
+@pytest.mark.parametrize(("region", "priced"), [("us-east-1", True), ("af-south-1", False)])
+def test_a_rollout_states_what_its_second_set_of_instances_costs_and_when_the_price_was_read(
+    nxpipe: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, region: str, *, priced: bool
+) -> None:
+    (tmp_path / "nxpipe.toml").write_text(CONFIG.replace('name = "demo"', f'name = "demo"\nregion = "{region}"'))
+    monkeypatch.chdir(tmp_path)
+    words = ("rollout", "plan", "--rps", "5", "--base-error", "0.005")
+    (cost,) = json.loads(nxpipe(*words, "--json").out)["cost"]
+    price = load_prices().price(region, TYPE)
+    page = nxpipe(*words).out
+    if priced:
+        assert price is not None
+        assert cost["dollars"] == pytest.approx(cost["instances"] * price.hourly * cost["minutes"] / 60)
+        assert f"prices of {price.date}" in page
+    else:
+        assert (price, cost["dollars"]) == (None, None)
+        assert "no price on demand is known in af-south-1" in page

@@ -4,7 +4,7 @@ import os
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -17,8 +17,11 @@ from nxpipe.pipeline.util.files import MiB, read_file
 from nxpipe.pipeline.util.text import style, table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from nxpipe.pipeline.canary.plan import CanaryPlan
     from nxpipe.pipeline.canary.record import ReplayedJudgement
+    from nxpipe.pipeline.config.serving_fleet import ServingFleet
     from nxpipe.pipeline.rollout.planner import Prospect, StepProspect
     from nxpipe.pipeline.rollout.simulate import Scenario, SimulationSummary
 
@@ -85,7 +88,8 @@ def plan(console: Console, rps: float, base_error: float, config_path: Path) -> 
 
     For every step: how long a healthy version takes to advance, how likely a faulty one is detected before the step
     ends undecided, and how many requests fail until then. Approximate, from the drift and variance of the test
-    statistic; use simulate for exact rates.
+    statistic; use simulate for exact rates. For each serving fleet of nxpipe.toml: what its second set of instances
+    costs meanwhile, by dated list prices.
 
     \b
     Example:
@@ -96,10 +100,41 @@ def plan(console: Console, rps: float, base_error: float, config_path: Path) -> 
     canary_plan, service = configured_plan(config_path), Service(rps, base_error)
     steps = prospects(canary_plan, service)
     hints = advice(canary_plan, service, steps)
+    minutes = sum(step.advances or canary_plan.bake_max for step in steps)
+    costs = [_cost(fleet, region, minutes) for fleet, region in _fleets(config_path)]
     if console.json:
-        console.data({"steps": [asdict(step) for step in steps], "advice": list(hints)})
+        document = {"steps": [asdict(step) for step in steps], "advice": list(hints)}
+        console.data(document | {"cost": [cost for cost, _ in costs]})
         return
-    console.page("\n\n".join((_steps(canary_plan, steps), _faults(canary_plan, steps), "\n".join(hints))).rstrip())
+    sentences = "\n".join(sentence for _, sentence in costs)
+    parts = (_steps(canary_plan, steps), _faults(canary_plan, steps), "\n".join(hints), sentences)
+    console.page("\n\n".join(part for part in parts if part).rstrip())
+
+
+def _fleets(config_path: Path) -> "Iterator[tuple[ServingFleet, str | None]]":
+    """The serving fleets of nxpipe.toml, and the region of its project."""
+    from nxpipe.pipeline.config import load_config
+    from nxpipe.pipeline.config.root import serving_fleets
+
+    config = load_config(config_path, os.environ, missing_ok=True)
+    for fleet in serving_fleets(config).values():
+        yield fleet, config.project.region
+
+
+def _cost(fleet: "ServingFleet", region: str | None, minutes: float) -> tuple[dict[str, Any], str]:
+    """What the instances of the new version cost while both versions run: as many as those of the old one."""
+    from nxpipe.pipeline.config.prices import load_prices
+
+    prices, type_, count = load_prices(), fleet.instance_types[0], fleet.size.desired
+    price = prices.price(region, type_)
+    document: dict[str, Any] = {"fleet": fleet.name, "instances": count, "type": type_, "minutes": minutes}
+    start = f"Fleet {fleet.name}: {count} more {type_} while both versions run, {minutes:,.0f} min if it is healthy"
+    if price is None:
+        where = region or "a region that nxpipe.toml does not name"
+        return document | {"dollars": None}, f"{start}: no price on demand is known in {where}"
+    dollars = count * price.hourly * minutes / 60
+    dated = {"dollars": dollars, "price_date": price.date.isoformat()}
+    return document | dated, f"{start}: ${dollars:,.2f}, on demand, prices of {price.date}"
 
 
 def _steps(plan: "CanaryPlan", prospects: "list[StepProspect]") -> str:
