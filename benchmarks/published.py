@@ -6,22 +6,26 @@ constants that are fitted to the CSV (and to --with) without the rows of its mod
 
 `this program` is the time of our compiler's program on documented costs, divided by the measurement. Programs are kept
 in the folder of --cache: compiling all rows takes many minutes. --programs none leaves this part out.
+
+--results FILE writes docs/results/published.md: both predictions, without the row's model, without its instance type,
+and by the shipped constants.
 """
 
 import argparse
 import json
 import math
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from published_programs import executions
 
-from nxpipe.pipeline.predict.constants import PREDICTED, floor_of, predict, read_constants, shipped
+from nxpipe.pipeline.predict.constants import PREDICTED, THIS_PROGRAM, floor_of, predict, read_constants, shipped
 from nxpipe.pipeline.predict.fit import conformal, quantile, select
 from nxpipe.pipeline.predict.measurements import Measured, cycle_of, read
 from nxpipe.pipeline.predict.model import graphs
@@ -218,6 +222,78 @@ def _programs_page(ours: dict[str, Any]) -> list[str]:
     return lines + [f"not compiled: {id_}: {reason}" for id_, reason in ours["not compiled"].items()]
 
 
+def results_page(rows: Sequence[Measured], others: Sequence[Measured], ours: dict[str, Any] | None) -> str:
+    """The page of results: a table for each way to leave rows out, and the table of our programs."""
+    selection = select([*rows, *others])
+    model, _ = leave_out(rows, others, "model")
+    instance, _ = leave_out(rows, others, "instance")
+    shipped_, _ = compare(rows, None)
+    reports = [report(part, {}, None)["families"] for part in (model, instance, shipped_)]
+    lines = [
+        "# Predictions against published measurements",
+        "",
+        f"Written by `benchmarks/published.py` on {datetime.now(UTC).date().isoformat()} with the constants of",
+        f"{shipped().date}. [prediction.md](../reference/prediction.md) has the terms and the fit,",
+        "[timeline.md](../reference/timeline.md) the time of our programs.",
+        "",
+        f"## {PREDICTED}",
+        "",
+        "Scored rows of AWS's tables, each predicted by constants that were fitted without the row's model;",
+        f"{len(selection.rows)} rows are fitted. `Without instance`: without its instance type. `Shipped`: by the",
+        "shipped constants, which have seen the rows. Two figures are the median and the 90 % quantile.",
+        "",
+        "| Family | Rows | Median | p90 | Worst | Within 1.5x | Ranked right | In interval | Below the floor "
+        "| Without instance | Shipped | Roofline | Analytic planner |",
+        "|" + " --- |" * 13,
+    ]
+    for family, part in reports[0].items():
+        f = part[PREDICTED]
+        ranked = "-" if f["ranking"] is None else f"{f['ranking']:.0%}"
+        pairs = [f"{f_['median']:.1%}, {f_['p90']:.1%}" for f_ in (each[family][PREDICTED] for each in reports[1:])]
+        plain = [f"{part[name]['median']:.0%}" for name in (ROOFLINE, ANALYTIC)]
+        shares = [f"{f[name]:.1%}" for name in ("median", "p90", "worst", "within 1.5x")]
+        inside = f"{part['inside the interval']:.0%}"
+        cells = (family, str(part["n"]), *shares, ranked, inside, str(f["below the floor"]), *pairs, *plain)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", *(_results_of_programs(ours) if ours else ()), ""])
+
+
+def _results_of_programs(ours: dict[str, Any]) -> list[str]:
+    """The section of our programs: ratios by family, the farthest rows, and rows without a program."""
+    lines = [
+        f"## {THIS_PROGRAM[0].upper()}{THIS_PROGRAM[1:]}",
+        "",
+        "The time of our compiler's program on documented costs, with the host and collectives, divided by the",
+        f"measurement. Below the floor: {', '.join(ours['below the floor']) or 'none'}.",
+        "",
+        "| Family | Rows | Median | p90 | Least | Worst |",
+        "|" + " --- |" * 6,
+        *(
+            f"| {family} | {r['n']} | {r['median']:.2f} | {r['p90']:.2f} | {r['least']:.2f} | {r['worst']:.2f} |"
+            for family, r in ours["families"].items()
+        ),
+        "",
+        "The rows with the largest ratios:",
+        "",
+        "| Family | Model | Instance | tp | Batch | Measured, ms | Ratio |",
+        "|" + " --- |" * 7,
+        *(
+            f"| {row['family']} | {row['model']} | {row['instance']} | {row['tp']} | {row['batch']} | "
+            f"{row['measured'] * 1e3:.2f} | {row['ratio']:.2f} |"
+            for row in ours["rows"][:_WORST]
+        ),
+    ]
+    reasons = Counter(ours["not compiled"].values())
+    if reasons:
+        lines += [
+            "",
+            "Rows without a program:",
+            "",
+            *(f"- {count}: {reason}" for reason, count in reasons.most_common()),
+        ]
+    return lines
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("csv", type=Path)
@@ -227,8 +303,9 @@ def main() -> int:
     parser.add_argument("--leave-one-model-out", action="store_const", const="model", dest="leave_one_out")
     parser.add_argument("--with", type=Path, action="append", default=[], dest="others")
     parser.add_argument("--only", metavar="FAMILY", help="rows of this family")
-    parser.add_argument("--programs", choices=("all", "none"), default="all")
+    parser.add_argument("--programs", metavar="FAMILIES", default="all", help="families to compile: all, none or names")
     parser.add_argument("--cache", type=Path, help="a folder of compiled programs")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="write the page of results")
     parser.add_argument("--jobs", type=int, default=2, help="programs that are compiled at once")
     options = parser.parse_args()
     try:
@@ -244,7 +321,13 @@ def main() -> int:
     if not found:
         print(f"Error: {options.csv}: no scored row of {options.only or 'a known model'}", file=sys.stderr)
         return 2
-    ours = programs(rows, jobs=options.jobs, cache=options.cache) if options.programs == "all" else None
+    names = options.programs.split(",")
+    compiled = [row for row in rows if "all" in names or row.configuration.family in names]
+    ours = programs(compiled, jobs=options.jobs, cache=options.cache) if compiled else None
+    if options.results:
+        others = [row for path in options.others for row in read(path)]
+        options.results.write_text(results_page(rows, others, ours), encoding="utf-8")
+        return 0
     document = report(found, missing, ours)
     print(json.dumps(document, indent=2) if options.json else page(document))
     return 0

@@ -28,6 +28,7 @@ def _perceiver(a: Mapping[str, Any]) -> Any:
         config = transformers.PerceiverConfig(
             num_latents=a["latents"], d_latents=a["hidden"], d_model=a["channels"], num_blocks=a["blocks"],
             num_self_attends_per_block=a["layers"], num_self_attention_heads=a["heads"], num_labels=a["classes"],
+            num_cross_attention_heads=1, image_size=a["image"][0],
         )  # fmt: skip
     if "stem" in a:
         kind = transformers.PerceiverForImageClassificationConvProcessing

@@ -19,8 +19,9 @@ from typing import Any
 from nxpipe.emulator.hardware.core import CORES
 from nxpipe.emulator.hardware.instance import Instance
 from nxpipe.pipeline.models import catalogue
+from nxpipe.pipeline.predict.architectures import architecture
 from nxpipe.pipeline.predict.measurements import Configuration
-from nxpipe.pipeline.predict.model import architecture, compiled_prefill, context_of, family_of, length_of
+from nxpipe.pipeline.predict.model import compiled_prefill, context_of, family_of, length_of
 from nxpipe.pipeline.predict.work import NotPredicted
 
 EMULATOR = Path(__file__).parent.parent / "emulator"

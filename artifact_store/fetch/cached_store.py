@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
+from threading import Event
 from typing import IO
 
 from nxpipe.artifact_store.backends.files import chunks_of, copy_into, os_errors
@@ -17,7 +18,7 @@ from nxpipe.artifact_store.fetch.file_layout import AssembledFile, PlacedTensor,
 from nxpipe.artifact_store.fetch.local_files import LocalFiles
 from nxpipe.artifact_store.fetch.mirrors import Sources
 from nxpipe.artifact_store.fetch.partial import Partial, partial
-from nxpipe.artifact_store.fetch.ranges import Piece, are_many, at_once, fill, ranges_of, receive
+from nxpipe.artifact_store.fetch.ranges import Piece, at_once, fill, ranges_of, receive, streamed
 from nxpipe.artifact_store.fetch.read_cache import ReadCache
 from nxpipe.artifact_store.index.segments import Report, ignore_report
 from nxpipe.artifact_store.layout import action_path
@@ -43,9 +44,9 @@ def assemble(
 ) -> None:
     """Write every object at its offsets, verified, and the head last, which completes the file."""
     firsts = accumulate(map(ranges_of, whole.stored), initial=0)
-    in_order = are_many(whole.stored)
+    in_order, stopped = streamed(whole.stored), Event()
     pieces = {
-        stored: Piece(stored, placed[0].at, first, in_order)
+        stored: Piece(stored, placed[0].at, first, stopped if stored in in_order else None)
         for (stored, placed), first in zip(whole.stored.items(), firsts, strict=False)
     }
 
@@ -62,7 +63,7 @@ def assemble(
             sources.first(f"blob {stored.sha256}", lambda backend: _fill(file, piece, backend, sent))
         _repeat(file, piece, placed[1:])
 
-    at_once(place, [(stored, stored) for stored in whole.stored], in_order=in_order)
+    at_once(place, [(stored, stored) for stored in whole.stored], in_order, stopped)
     file.write(whole.head, 0)
     file.finish(flush=flush)
 

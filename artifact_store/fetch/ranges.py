@@ -2,8 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from threading import Event, Lock
@@ -31,13 +31,13 @@ _TRIES: Final = 3  # of a range whose object is replaced during the read
 
 @dataclass(frozen=True)
 class Piece:
-    """A blob at offset `at` of a file; its first range is the file's range number `first`. With `in_order` its ranges
-    are one stream, hashed while they arrive."""
+    """A blob at offset `at` of a file; its first range is the file's range number `first`. With `stopped` its ranges
+    are one stream, which is hashed while it arrives, and ends when the event is set."""
 
     blob: Blob
     at: int = 0
     first: int = 0
-    in_order: bool = False
+    stopped: Event | None = None
 
     @property
     def ranges(self) -> int:
@@ -77,8 +77,8 @@ def fill(file: Partial, piece: Piece, place: Backend, sent: Sent) -> None:
     with _reverted_on_errors(sent) as report:
         if piece.ranges == 1:
             _stream(file, piece, place, report)
-        elif piece.in_order:
-            _stream_ranges(file, piece, place, report)
+        elif piece.stopped:
+            _stream_in_order(file, piece, piece.stopped, place, report)
         else:
             _join(file, piece, place, report)
 
@@ -119,7 +119,20 @@ def _stream(file: Partial, piece: Piece, place: Backend, sent: Sent) -> None:
     file.complete(piece.first, piece.blob.size)
 
 
-def _stream_ranges(file: Partial, piece: Piece, place: Backend, sent: Sent) -> None:
+class _Stopped(Exception):
+    """The fetch of another blob has failed, or the user has cancelled."""
+
+
+def _stream_in_order(file: Partial, piece: Piece, stopped: Event, place: Backend, sent: Sent) -> None:
+    for _ in range(_TRIES):
+        # Every version of a blob should have the same bytes; the digest of the whole decides.
+        with suppress(Changed), _reverted_on_errors(sent) as report:
+            _stream_ranges(file, piece, stopped, place, report)
+            return
+    raise _replaced(piece.blob, place)
+
+
+def _stream_ranges(file: Partial, piece: Piece, stopped: Event, place: Backend, sent: Sent) -> None:
     """Receive a blob in one stream, behind the ranges that an earlier attempt has completed in order. After a wrong
     digest with such ranges everything is received again."""
     blob, hasher, number = piece.blob, hashlib.sha256(), 0
@@ -130,6 +143,8 @@ def _stream_ranges(file: Partial, piece: Piece, place: Backend, sent: Sent) -> N
         number += 1
     resumed, position = number > 0, piece.span(number)[0] if number < piece.ranges else blob.size
     for chunk in _chunks(blob, place, sent, position):
+        if stopped.is_set():
+            raise _Stopped
         hasher.update(chunk)
         file.write(memoryview(chunk)[: max(blob.size - position, 0)], piece.at + position)
         position += len(chunk)
@@ -139,7 +154,7 @@ def _stream_ranges(file: Partial, piece: Piece, place: Backend, sent: Sent) -> N
     if resumed and hasher.hexdigest() != blob.sha256:
         file.forget(piece.first, piece.ranges)
         sent(-position)
-        _stream_ranges(file, piece, place, sent)
+        _stream_ranges(file, piece, stopped, place, sent)
         return
     try:
         _verify(blob, place, hasher.hexdigest(), position)
@@ -229,7 +244,11 @@ def _fetch_range(file: Partial, piece: Piece, number: int, place: Backend, sent:
             raise _corrupt(blob, place, f"{received} bytes were received for the range from {start} to {stop}")
         file.complete(piece.first + number, stop - start)
         return
-    raise Changed(f"{place.url}/{blob_path(blob)} was replaced {_TRIES} times while it was read; read it again")
+    raise _replaced(blob, place)
+
+
+def _replaced(blob: Blob, place: Backend) -> Changed:
+    return Changed(f"{place.url}/{blob_path(blob)} was replaced {_TRIES} times while it was read; read it again")
 
 
 def _absent(blob: Blob, place: Backend) -> NotFound:
@@ -248,19 +267,26 @@ _LARGE_AT_ONCE: Final = 2  # each has several streams; one is still hashed while
 _IN_ORDER_AT_ONCE: Final = _LARGE_AT_ONCE * STREAMS  # each has one stream
 
 
-def are_many(blobs: Iterable[Blob]) -> bool:
-    """True for as many large blobs as there are streams: each gets one, which is hashed as it arrives and not read
-    again from the file."""
-    return sum(blob.size > IN_RANGES_ABOVE for blob in blobs) >= STREAMS
+def streamed(blobs: Iterable[Blob]) -> frozenset[Blob]:
+    """The large blobs that get one stream each, hashed as it arrives and not read again from the file: as many as
+    there are streams, or more, and none that would be received long after the others."""
+    large = [blob for blob in blobs if blob.size > IN_RANGES_ABOVE]
+    share = sum(blob.size for blob in large) / STREAMS
+    even = frozenset(blob for blob in large if blob.size <= share)
+    return even if len(even) >= STREAMS else frozenset()
 
 
-def at_once(function: Callable[[T], None], items: Iterable[tuple[T, Blob]], *, in_order: bool = False) -> None:
-    """Call `function` for each item, concurrently by the size of its blob; small blobs first."""
-    groups: dict[int, list[T]] = {_SMALL_AT_ONCE: [], STREAMS: [], _LARGE_AT_ONCE: []}
+def at_once(
+    function: Callable[[T], None],
+    items: Iterable[tuple[T, Blob]],
+    in_order: Collection[Blob] = (),
+    stopped: Event | None = None,
+) -> None:
+    """Call `function` for each item, concurrently by the size of its blob; small blobs first. Those `in_order` have
+    one stream each; `stopped` is set when a call fails or the user cancels."""
+    groups: dict[int, list[T]] = {_SMALL_AT_ONCE: [], STREAMS: [], _LARGE_AT_ONCE: [], _IN_ORDER_AT_ONCE: []}
     for item, blob in items:
-        groups[_streams(blob)].append(item)
-    if in_order:
-        groups[_IN_ORDER_AT_ONCE] = groups.pop(_LARGE_AT_ONCE)
+        groups[_IN_ORDER_AT_ONCE if blob in in_order else _streams(blob)].append(item)
     for streams, group in groups.items():
         if len(group) < 2:
             for item in group:
@@ -272,6 +298,10 @@ def at_once(function: Callable[[T], None], items: Iterable[tuple[T, Blob]], *, i
         try:
             for done in [pool.submit(function, item) for item in group]:
                 done.result()
+        except BaseException:
+            if stopped:
+                stopped.set()
+            raise
         finally:
             pool.shutdown(cancel_futures=True)
 

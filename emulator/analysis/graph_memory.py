@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from nxpipe.emulator.hardware import CORES, Instance
+from nxpipe.emulator.hardware import Instance
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import TensorType
@@ -29,10 +29,6 @@ from nxpipe.emulator.ops import (
 )
 from nxpipe.emulator.passes.shard import NO_PADDING, Padding, ShardPlan, divide, padding, worst
 
-_MIB: Final = 1 << 20
-_GIB: Final = 1 << 30
-CODE_PER_PHYSICAL_CORE: Final = 96 * _MIB  # instructions and their rings, from the runtime's documentation
-
 _VIEWS: Final = (Reshape, Broadcast, Slice, Transpose)
 _UPDATES: Final = (SliceUpdate, IndexUpdate)
 _IN_PLACE: Final = (Unary, Binary, Where, Cast)
@@ -42,12 +38,12 @@ Size: TypeAlias = Callable[[Value], int]  # bytes of a value on one rank
 
 def capacity(target: Instance) -> int:
     """Bytes of HBM behind one logical core."""
-    return target.device_memory_gib * _GIB // target.logical_cores
+    return target.core_memory
 
 
 def code_bytes(target: Instance) -> int:
     """Bytes that programs' code takes on one logical core."""
-    return CODE_PER_PHYSICAL_CORE * CORES[target.core].lnc_default
+    return target.core_code
 
 
 def data_capacity(target: Instance) -> int:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -215,15 +216,18 @@ def _parts(cells: Array, buffer: Buffer) -> Iterator[tuple[Array, tuple[slice, .
     if not buffer.tile:
         yield cells.reshape(buffer.shape), ()
         return
-    rows, columns = buffer.shape
+    *outer, rows, columns = buffer.shape
+    matrices, every = prod(outer), (slice(None),) * len(outer)
     chunks, tiles = rows // TILE_ROWS, columns // buffer.tile
     folded, wide = chunks * TILE_ROWS, tiles * buffer.tile
-    lanes = cells[: folded * columns].reshape(TILE_ROWS, chunks * columns)
-    in_tiles = lanes[:, : chunks * wide].reshape(TILE_ROWS, tiles, chunks, buffer.tile)
-    yield in_tiles.transpose(2, 0, 1, 3), (slice(folded), slice(wide))
-    last = lanes[:, chunks * wide :].reshape(TILE_ROWS, chunks, columns - wide)
-    yield last.transpose(1, 0, 2), (slice(folded), slice(wide, None))
-    yield cells[folded * columns :].reshape(rows - folded, columns), (slice(folded, None), slice(None))
+    stored = cells.reshape(matrices, rows * columns)
+    lanes = stored[:, : folded * columns].reshape(matrices, TILE_ROWS, chunks * columns)
+    in_tiles = lanes[..., : chunks * wide].reshape(matrices, TILE_ROWS, tiles, chunks, buffer.tile)
+    yield in_tiles.transpose(0, 3, 1, 2, 4), (*every, slice(folded), slice(wide))
+    last = lanes[..., chunks * wide :].reshape(matrices, TILE_ROWS, chunks, columns - wide)
+    yield last.transpose(0, 2, 1, 3), (*every, slice(folded), slice(wide, None))
+    rest = stored[:, folded * columns :].reshape(matrices, rows - folded, columns)
+    yield rest, (*every, slice(folded, None), slice(None))
 
 
 def _size(buffer: Buffer) -> int:

@@ -106,8 +106,8 @@ def _read_buffer(source: Reader, words: WordReader) -> Buffer:
     shape, order, tile = _read_shape(source, dtype), _read_numbers(source), source.number()
     if order and sorted(order) != list(range(len(shape))):
         raise source.fault(f"{order} is not a permutation of {len(shape)} axes")
-    if tile and (role is not Role.PARAMETER or len(shape) != 2):
-        raise source.fault(f"a {role} of {len(shape)} axes is in tiles, and only a parameter that is a matrix can be")
+    if tile and (role is not Role.PARAMETER or len(shape) < 2):
+        raise source.fault(f"a {role} of {len(shape)} axes is in tiles, and only a parameter of matrices can be")
     names = tuple(source.text() for _ in range(source.count("names", MOST_TENSORS)))
     if not names:
         raise source.fault("a buffer holds no tensor")

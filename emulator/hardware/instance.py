@@ -13,6 +13,9 @@ from typing import Literal
 
 from nxpipe.emulator.hardware.core import CORES
 
+GIB = 1 << 30
+CODE_PER_PHYSICAL_CORE = 96 << 20  # bytes of instructions and their rings, from the runtime's documentation
+
 CompilerTarget = Literal["inf2", "trn1", "trn1n", "trn2", "trn3"]
 Topology = Literal["single", "ring", "torus2d_4x4", "switched"]
 
@@ -77,6 +80,16 @@ class Instance:
     def logical_cores(self) -> int:
         """The number of logical cores with the default grouping of the generation."""
         return self.cores // CORES[self.core].lnc_default
+
+    @property
+    def core_memory(self) -> int:
+        """Bytes of HBM behind one logical core."""
+        return self.device_memory_gib * GIB // self.logical_cores
+
+    @property
+    def core_code(self) -> int:
+        """Bytes that programs' code takes on one logical core."""
+        return CODE_PER_PHYSICAL_CORE * CORES[self.core].lnc_default
 
     @property
     def degrees(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Links between the cores of an instance: their rates, and what each execution with collectives takes beyond them."""
+"""Links between the cores of an instance, and to its host: their rates, and what each execution takes beyond them."""
 
 import math
 from collections.abc import Sequence
@@ -12,6 +12,11 @@ from nxpipe.emulator.hardware.instance import Instance
 _ON_CHIP_SHARE: Final = 52.8 / 272
 _LINKS: Final = {"single": 1, "ring": 2, "torus2d_4x4": 4, "switched": 4}  # of a chip
 _GIB: Final = 1.073741824
+
+# One call of a compiled graph, measured on trn1 in a steady state: 94 us (kiln, docs/neuron-notes.md, SDK 2.32).
+_CALL_NS: Final = 94_000.0
+# Host memory in the memory pyramid of the NKI documentation: about 16 GB/s.
+_COPY_GB_S: Final = 16.0
 
 # An execution that holds a collective across chips takes this much longer, for any number, kind and size of its
 # collectives; by the physical cores that take part. Measured with chained launches of a graph with one all-reduce of
@@ -36,6 +41,11 @@ def link_gb_s(instance: Instance) -> float:
     if of_chip is None:
         return near_gb_s(instance)
     return of_chip.figure * (_GIB if of_chip.unit == "GiB/s" else 1.0) / _LINKS[instance.topology]
+
+
+def host_ns(copied: float) -> float:
+    """The host's call of a graph, and so many bytes of inputs and outputs copied between its memory and the device."""
+    return _CALL_NS + copied / _COPY_GB_S
 
 
 def collectives_ns(core: str, ranks: int) -> float:

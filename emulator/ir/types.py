@@ -33,6 +33,8 @@ class DType(StrEnum):
     UINT8 = "uint8"
     BOOL = "bool"
 
+    __hash__ = str.__hash__  # that of Enum is a function in Python, and types are keys everywhere
+
     @property
     def is_float(self) -> bool:
         return self in _FLOAT_WIDTHS
@@ -44,7 +46,7 @@ class DType(StrEnum):
     @property
     def itemsize(self) -> int:
         """Bytes of an element in memory (tfloat32 is stored as a float32 word)."""
-        return _FLOAT_WIDTHS[self] if self.is_float else np.dtype(self.value).itemsize
+        return _WIDTHS[self]
 
     @property
     def held(self) -> np.dtype[np.generic]:
@@ -80,6 +82,7 @@ _FLOAT_WIDTHS = {
     DType.FLOAT8_E4M3: 1,
     DType.FLOAT8_E4M3FN: 1,
 }
+_WIDTHS = {dtype: _FLOAT_WIDTHS.get(dtype) or np.dtype(dtype.value).itemsize for dtype in DType}
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ class Affine:
     def __add__(self, other: "Affine | int") -> "Affine":
         if isinstance(other, int):
             return Affine(self.base + other, self.terms, self.rotations)
+        if not (self.terms and other.terms):
+            return Affine(self.base + other.base, self.terms or other.terms, self.rotations + other.rotations)
         sums = dict(self.terms)
         for depth, coefficient in other.terms:
             sums[depth] = sums.get(depth, 0) + coefficient
@@ -40,12 +42,11 @@ class Affine:
     __radd__ = __add__
 
     def __mul__(self, factor: int) -> "Affine":
-        rotations = (
-            tuple(RotatingOffset(rotation.step * factor, rotation.count, rotation.of) for rotation in self.rotations)
-            if factor
-            else ()
-        )
-        return Affine(self.base * factor, _canonical({d: c * factor for d, c in self.terms}), rotations)
+        if factor == 1 or not factor:
+            return self if factor else Affine()
+        rotations = (RotatingOffset(rotation.step * factor, rotation.count, rotation.of) for rotation in self.rotations)
+        terms = tuple([(depth, coefficient * factor) for depth, coefficient in self.terms])
+        return Affine(self.base * factor, terms, tuple(rotations) if self.rotations else ())
 
     __rmul__ = __mul__
 
@@ -81,7 +82,7 @@ class Affine:
     def depth(self) -> int:
         """The number of enclosing loops that the expression requires."""
         own = self.terms[-1][0] + 1 if self.terms else 0
-        return max([own, *(rotation.of.depth for rotation in self.rotations)])
+        return max([own, *(rotation.of.depth for rotation in self.rotations)]) if self.rotations else own
 
 
 def index(depth: int) -> Affine:

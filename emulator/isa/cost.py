@@ -42,13 +42,16 @@ def cost(instruction: Instruction, core: CoreSpec) -> Cost:
 
 
 def _clock(engine: Engine, core: CoreSpec) -> float | None:
-    clocks = {
-        Engine.TENSOR: core.tensor_ghz,
-        Engine.VECTOR: core.vector_ghz,
-        Engine.SCALAR: core.scalar_ghz,
-        Engine.GPSIMD: core.gpsimd_ghz,
-    }
-    return clocks.get(engine)
+    match engine:
+        case Engine.TENSOR:
+            return core.tensor_ghz
+        case Engine.VECTOR:
+            return core.vector_ghz
+        case Engine.SCALAR:
+            return core.scalar_ghz
+        case Engine.GPSIMD:
+            return core.gpsimd_ghz
+    return None
 
 
 def _start_ns(instruction: Instruction, core: CoreSpec) -> float:

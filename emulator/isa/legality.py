@@ -141,7 +141,7 @@ def _buffer(buffer: Buffer) -> Violations:
             f"{name} has the order {list(buffer.order)} for {len(buffer.shape)} axes",
             "name each axis once",
         )
-    if buffer.tile < 0 or (buffer.tile and (buffer.role is not Role.PARAMETER or len(buffer.shape) != 2)):
+    if buffer.tile < 0 or (buffer.tile and (buffer.role is not Role.PARAMETER or len(buffer.shape) < 2)):
         yield Violation(
             Rule.BUFFER,
             f"{name}, a {buffer.role} of {len(buffer.shape)} axes, is in tiles of {buffer.tile} columns",

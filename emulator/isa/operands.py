@@ -16,6 +16,8 @@ class Memory(StrEnum):
     SBUF = "sbuf"
     PSUM = "psum"
 
+    __hash__ = str.__hash__  # that of Enum is a function in Python
+
 
 @dataclass(frozen=True, slots=True)
 class Axis:
@@ -38,6 +40,10 @@ class Tile:
     axes: tuple[Axis, ...]
     allocation: int = field(default=0, compare=False, repr=False)
 
+    def at(self, offset: Affine) -> "Tile":
+        """The tile at another offset."""
+        return Tile(self.memory, self.dtype, self.start, self.partitions, offset, self.axes, self.allocation)
+
     @property
     def elements(self) -> int:
         """Elements in each partition."""
@@ -46,8 +52,8 @@ class Tile:
     @property
     def reach(self) -> tuple[int, int]:
         """The first accessed byte and the end, relative to `offset`."""
-        low, high = extent(self.axes)
-        return low * self.dtype.itemsize, (high + 1) * self.dtype.itemsize
+        (low, high), size = extent(self.axes), self.dtype.itemsize
+        return low * size, (high + 1) * size
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +77,13 @@ Place = Tile | Far
 
 def extent(axes: tuple[Axis, ...]) -> tuple[int, int]:
     """The least and the greatest element index that the axes reach, relative to the offset."""
-    low = sum(min((axis.size - 1) * axis.stride, 0) for axis in axes)
-    high = sum(max((axis.size - 1) * axis.stride, 0) for axis in axes)
+    low = high = 0
+    for axis in axes:
+        reach = (axis.size - 1) * axis.stride
+        if reach > 0:
+            high += reach
+        else:
+            low += reach
     return low, high
 
 

@@ -36,9 +36,10 @@ class Buffer:
     loop over layers addresses each tensor by its index. `address` is that of the first tensor.
 
     A parameter may have its axes in another `order` than in the checkpoint; `shape` is the shape in HBM. The elements
-    of a matrix may also be in tiles of `tile` columns (0: row-major). The rows up to the last multiple of 128 are then
-    stored partition by partition: partition p has, tile after tile, the tile's columns of rows p, 128 + p, 256 + p, and
-    so on. The remaining rows follow, row-major. The host arranges a parameter once, when the program is loaded."""
+    of a matrix, and of each matrix [rows, columns] of the last two axes of a larger tensor, may also be in tiles of
+    `tile` columns (0: row-major). The rows up to the last multiple of 128 are then stored partition by partition:
+    partition p has, tile after tile, the tile's columns of rows p, 128 + p, 256 + p, and so on. The remaining rows
+    follow, row-major. The host arranges a parameter once, when the program is loaded."""
 
     role: Role
     names: tuple[str, ...]  # a constant has its digest, a scratch buffer its purpose

@@ -4,7 +4,7 @@ lowering in `LOWERINGS`."""
 from nxpipe.emulator.lower import attention, convolution, gather, movement, norm, pooling, reduce, sort
 from nxpipe.emulator.lower.backend import BACKEND, lower, record_text
 from nxpipe.emulator.lower.lowering import LOWERINGS, NotLowered
-from nxpipe.emulator.lower.matmul import linear
+from nxpipe.emulator.lower.matmul import experts, linear
 
 __all__ = [
     "BACKEND",
@@ -12,6 +12,7 @@ __all__ = [
     "NotLowered",
     "attention",
     "convolution",
+    "experts",
     "gather",
     "linear",
     "lower",

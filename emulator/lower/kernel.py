@@ -240,7 +240,7 @@ class Kernel:
         return self.tile(DType.FLOAT32, partitions, *shape, memory=Memory.PSUM, buffers=buffers)
 
     def emit(self, instruction: Instruction) -> None:
-        self._bodies[-1].append(replace(instruction, note=self.note))
+        self._bodies[-1].append(instruction.with_fields(note=self.note))
 
     def copy(self, dst: Place, src: Place) -> None:
         """Emit a DMA copy. Copies rotate over the queues, so that several run concurrently."""

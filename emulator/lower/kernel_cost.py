@@ -51,8 +51,12 @@ class KernelCost:
 
     def ns(self, core: CoreSpec) -> float:
         """Expected time: the busiest engine, plus a share of the time of HBM traffic."""
-        traffic = self.bytes / (core.dma_engines * core.dma_engine_peak_gb_s)
-        return max(self.dma, self.tensor, self.vector, self.links) + _TRAFFIC * traffic
+        return max(self.dma, self.tensor, self.vector, self.links) + traffic_ns(self.bytes, core)
+
+
+def traffic_ns(nbytes: int, core: CoreSpec) -> float:
+    """The part of HBM traffic's time that counts."""
+    return _TRAFFIC * (nbytes / (core.dma_engines * core.dma_engine_peak_gb_s))
 
 
 def load_cost(core: CoreSpec, view: View, chunks: int, width: int) -> KernelCost:

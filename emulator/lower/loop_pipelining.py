@@ -198,7 +198,7 @@ class _Cut:
 
 def with_offsets(step: Step, offsets: Mapping[int, Affine] | Mapping[int, int]) -> Step:
     """A step with offsets added to the tiles of some allocations."""
-    return _changed(step, lambda tile: replace(tile, offset=tile.offset + offsets[tile.allocation]), offsets)
+    return _changed(step, lambda tile: tile.at(tile.offset + offsets[tile.allocation]), offsets)
 
 
 def _renumbered(step: Step, numbers: Mapping[int, int]) -> Step:
@@ -223,7 +223,7 @@ def _later(step: Step, depth: int, iterations: int) -> Step:
             changes[field.name] = _increased(value, depth, iterations)
         elif isinstance(value, Tile | Far):
             changes[field.name] = _place_later(value, depth, iterations)
-    return replace(step, **changes)
+    return step.with_fields(**changes)
 
 
 def _place_later(place: Place, depth: int, iterations: int) -> Place:

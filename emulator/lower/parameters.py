@@ -3,7 +3,8 @@
 It consists of casts, a permutation of axes, a rank's slice, and an arrangement in tiles. A weight that only linear
 layers or convolutions read is stored with its input axis first, because the tensor engine contracts over the partition
 dimension. A matrix that only matmuls read is stored in tiles, so that what a partition of SBUF takes of a block of
-columns is contiguous: DMA is slow if it moves the columns of each row separately.
+columns is contiguous: DMA is slow if it moves the columns of each row separately. So is each
+matrix of grouped and batched matmuls.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -15,7 +16,7 @@ from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType, TensorType, promote
 from nxpipe.emulator.isa.program import TILE_ROWS
 from nxpipe.emulator.lower.view import TiledView, View
-from nxpipe.emulator.ops import Cast, Convolution, Linear, MatMul, RankSlice
+from nxpipe.emulator.ops import Cast, Convolution, GroupedMatMul, Linear, MatMul, RankSlice, Transpose
 
 _TILE: Final = 512  # columns: the most that a matmul streams at a time, a bank of PSUM
 
@@ -64,12 +65,12 @@ def stored_parameters(graph: Graph) -> Mapping[Value, StoredForms]:
     for parameter in graph.parameters.values():
         steps = [_Step(parameter)]
         for step in steps:
-            following = [] if step.value in copied else step.following(readers.get(step.value, []), copied)
+            following = [] if step.value in copied else step.following(readers, copied)
             steps += following
             prepared = {next_step.value for next_step in following}
             others = [node for node in readers.get(step.value, []) if node.result not in prepared]
             is_read = others or not prepared
-            stored[step.value] = _forms(parameter, step.value, others, copied) if is_read else StoredForms()
+            stored[step.value] = _forms(parameter, step, others, copied) if is_read else StoredForms()
     return stored
 
 
@@ -77,32 +78,52 @@ def stored_parameters(graph: Graph) -> Mapping[Value, StoredForms]:
 class _Step:
     """A parameter, or a value that the host computes from it. `rounded`: a cast before it has rounded the numbers, so
     that another one would not give what a single cast from the parameter's type gives. `shared`: another node reads
-    the parameter or a value between, so that a rank cannot load a slice alone."""
+    the parameter or a value between, so that a rank cannot load a slice alone. `order`: the parameter's axes in the
+    order of the value's, if they are transposed."""
 
     value: Value
     rounded: bool = False
     shared: bool = False
+    order: tuple[int, ...] = ()
 
-    def following(self, readers: Sequence[Node], copied: Set[Value]) -> list["_Step"]:
-        """The values that the host computes from this one."""
-        shared = self.shared or len(readers) > 1
+    def following(self, readers: Mapping[Value, Sequence[Node]], copied: Set[Value]) -> list["_Step"]:
+        """The values that the host computes from this one. It transposes what only grouped and batched matmuls read."""
+        nodes = readers.get(self.value, [])
+        shared = self.shared or len(nodes) > 1
         steps = []
-        for node in readers:
+        for node in nodes:
             if node.result in copied or node.operands[0] != self.value:
                 continue
-            if isinstance(node.op, RankSlice) and not shared:
+            if isinstance(node.op, RankSlice) and not shared and not self.order:
                 steps.append(_Step(node.result, self.rounded, shared))
             if isinstance(node.op, Cast) and not self.rounded and self.value.type.dtype.is_float:
                 exact = _holds(node.result.type.dtype, self.value.type.dtype)
-                steps += [_Step(node.result, not exact, shared)] if node.result.type.dtype.is_float else []
+                steps += [_Step(node.result, not exact, shared, self.order)] if node.result.type.dtype.is_float else []
+            if isinstance(node.op, Transpose) and not self.order and self._are_matrices(node.result, readers, copied):
+                steps.append(_Step(node.result, self.rounded, shared, node.op.order))
         return steps
+
+    def _are_matrices(self, value: Value, readers: Mapping[Value, Sequence[Node]], copied: Set[Value]) -> bool:
+        """True if only such matmuls read the value, as their matrices, directly or after the host's cast."""
+        nodes = readers.get(value, [])
+        casts = [node for node in nodes if isinstance(node.op, Cast)]
+        by_host = not self.rounded and value.type.dtype.is_float
+        return (
+            all(_is_matrices(value, node) for node in nodes if node not in casts)
+            and all(by_host and cast.result.type.dtype.is_float and cast.result not in copied for cast in casts)
+            and all(_is_matrices(cast.result, node) for cast in casts for node in readers.get(cast.result, []))
+        )
 
 
 def _holds(wide: DType, narrow: DType) -> bool:
     return promote(TensorType((), wide), TensorType((), narrow)) is wide
 
 
-def _forms(parameter: Value, value: Value, readers: Sequence[Node], copied: Set[Value]) -> StoredForms:
+def _forms(parameter: Value, step: _Step, readers: Sequence[Node], copied: Set[Value]) -> StoredForms:
+    value = step.value
+    if step.order or (readers and value not in copied and all(_is_matrices(value, node) for node in readers)):
+        shape, dtype = value.type.shape, value.type.dtype
+        return StoredForms(tiled=StoredParameter(parameter, dtype, shape, step.order, _TILE))
     matmuls = [node for node in readers if isinstance(node.op, Linear | MatMul) and _is_weight(value, node)]
     kind = type(matmuls[0].op) if matmuls else Linear
     matmuls = [node for node in matmuls if type(node.op) is kind]
@@ -117,6 +138,15 @@ def _forms(parameter: Value, value: Value, readers: Sequence[Node], copied: Set[
     else:
         order = _order(value, readers)
     return StoredForms(StoredParameter(parameter, dtype, _stored_shape(value, order), order), tiled)
+
+
+def _is_matrices(value: Value, node: Node) -> bool:
+    """True if the node is a grouped matmul with these matrices, or a matmul of as many batches."""
+    others = (*node.operands[:1], *node.operands[2:])
+    if not isinstance(node.op, GroupedMatMul | MatMul) or node.operands[1] != value or value in others:
+        return False
+    batches = value.type.rank == 3 and node.result.type.shape[:-2] == value.type.shape[:1] != (1,)
+    return isinstance(node.op, GroupedMatMul) or batches
 
 
 def _is_weight(value: Value, node: Node) -> bool:

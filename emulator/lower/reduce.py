@@ -14,12 +14,13 @@ import numpy as np
 from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.cost import GPSIMD_START
 from nxpipe.emulator.isa.gpsimd import IotaPattern, PartitionReduce
 from nxpipe.emulator.isa.instruction import Alu, Engine
-from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.isa.operands import Axis, Tile
 from nxpipe.emulator.isa.vector import TensorReduce, TensorTensorScan
 from nxpipe.emulator.lower.epilogue import load_tile
-from nxpipe.emulator.lower.integers import WordArithmetic, is_wide
+from nxpipe.emulator.lower.integers import EXACT_IN_FLOATS, WordArithmetic, is_wide
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lanes import Lanes, repeated
 from nxpipe.emulator.lower.lowering import Lowering, lowers
@@ -58,6 +59,7 @@ class Accumulator:
 
 WIDEST_ROW: Final = 4096  # elements of a row in SBUF at a time
 _WORTH_PARTS: Final = 512  # elements: longer rows are split into parts on several partitions
+_LEAST_RUN: Final = 512  # bytes of a column block on a partition
 _WIDE_ENOUGH: Final = 8  # elements: a shorter kept last axis is loaded with strides
 
 _FOLDS: Final = {
@@ -111,6 +113,8 @@ def _reduce(low: Lowering, node: Node, op: Reduce) -> None:
     x, dtype = low.view(node.operands[0]), node.operands[0].type.dtype
     count = prod(x.shape[axis] for axis in op.axes)
     fold = fold_of(op.function, dtype)
+    if dtype is DType.BOOL and op.function == "sum" and count < EXACT_IN_FLOATS:
+        fold = Fold(Alu.ADD, 0, DType.FLOAT32)  # so many ones are counted exactly
     whole = op.axes == tuple(range(2, x.rank)) and op.keep
     if low.by_channel(node.operands[0]) and whole and count and not fold.is_exact and dtype.is_float:
         _reduce_channels(low, node, fold, 1 / count if op.function == "mean" else None)
@@ -275,6 +279,10 @@ def _reduce_downwards(low: Lowering, finish: _Finish, x: View, outer: int, home:
     k, width = low.k, x.shape[-1]
     shape = (prod(x.shape[:outer]), prod(x.shape[outer:-1]), width)
     flat = x.reshaped(shape) or low.packed(x).packed_as(shape)
+    parts = _parts(k, flat)
+    if parts:
+        _reduce_between(k, finish, flat, home, parts)
+        return
     target = home.packed_as((shape[0], 1, width))
     with k.loop(shape[0]) as index:
         source, row_target = flat.pick(0, index), target.pick(0, index)
@@ -282,6 +290,36 @@ def _reduce_downwards(low: Lowering, finish: _Finish, x: View, outer: int, home:
             with k.scope():
                 total = _combine_rows(k, finish.fold, source, (left, columns))
                 finish.store(_reduce_partitions(k, finish.fold, total), row_target.cut((0, 1), (left, columns)))
+
+
+def _parts(k: Kernel, x: View) -> int:
+    """The number of partitions of each row [depth, width] if its columns are added on their own partitions; 0 if that
+    takes longer than to combine all rows partition by partition and to reduce across them."""
+    (outer, depth, width), core = x.shape, k.core
+    most = min(PARTITIONS // min(outer, PARTITIONS), max(width * x.dtype.itemsize // _LEAST_RUN, 1))
+    parts = max(part for part in range(1, most + 1) if width % part == 0)
+    between = -(-outer // PARTITIONS) * depth * width // parts / core.vector_ghz
+    folded = -(-depth // PARTITIONS) * width / core.vector_ghz
+    across = outer * (folded + (GPSIMD_START + min(depth, PARTITIONS) * width) / core.gpsimd_ghz)
+    return parts if depth <= WIDEST_ROW and between < across else 0
+
+
+def _reduce_between(k: Kernel, finish: _Finish, x: View, home: View, parts: int) -> None:
+    """Reduce the middle axis of [outer, depth, width], with `parts` partitions for each of the outer axis."""
+    (outer, depth, width), (outward, down, along) = x.shape, x.strides
+    size = width // parts
+    target = home.packed_as((outer * parts, size))
+    for top, rows in k.spans(outer, PARTITIONS // parts):
+        for left, columns in k.spans(size, max(WIDEST_ROW // depth, 1)):
+            with k.scope():
+                tile = k.tile(x.dtype, rows * parts, depth, columns, buffers=2).whole
+                piece = x.cut((top, rows), (0, depth), (left, columns))
+                shape, strides = (rows, parts, depth, columns), (outward, size * along, down, along)
+                k.copy(tile, replace(piece, shape=shape, strides=strides).far())
+                turned = replace(tile, axes=(Axis(columns, 1), Axis(depth, columns)))
+                total = k.tile(DType.FLOAT32, rows * parts, columns).whole
+                k.emit(TensorReduce(engine=Engine.VECTOR, dst=total, src=turned, op=finish.fold.op))
+                finish.store(total, target.cut((top * parts, rows * parts), (left, columns)))
 
 
 def _combine_rows(k: Kernel, fold: Fold, source: View, columns: Span) -> Tile:

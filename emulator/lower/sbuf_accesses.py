@@ -131,7 +131,7 @@ def with_tiles(step: Instruction, tiles: Mapping[str, Tile]) -> Instruction:
         field, _, rows = name.partition(".")
         place = getattr(step, field)
         changes[field] = replace(place, rows=tile) if rows and isinstance(place, Far) else tile
-    return replace(step, **changes)
+    return step.with_fields(**changes)
 
 
 def _common(paths: Iterator[tuple[TextLoop, ...]]) -> int:

@@ -189,10 +189,7 @@ def sbuf_copy(
             tiles = [home.tile(getattr(copy, name), counts) for copy in copies]
             if None in tiles:
                 return None
-            copies = tuple(
-                replace(copy, **{name: tile})  # type: ignore[arg-type]
-                for copy, tile in zip(copies, tiles, strict=True)
-            )
+            copies = tuple(copy.with_fields(**{name: tile}) for copy, tile in zip(copies, tiles, strict=True))
     return copies
 
 
@@ -465,4 +462,4 @@ class _Rewriter:
     def _renumbered(self, step: Instruction) -> Instruction:
         hbm_places = {name: place for name, place in step.places.items() if isinstance(place, Far)}
         changed = {name: replace(place, buffer=self.numbers[place.buffer]) for name, place in hbm_places.items()}
-        return replace(step, **changed) if changed else step  # type: ignore[arg-type]
+        return step.with_fields(**changed) if changed else step

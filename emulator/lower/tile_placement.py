@@ -199,13 +199,14 @@ def _outer_loops(body: Sequence[Step]) -> list[Span]:
 
 class _Queues:
     """The DMA queue of each copy. A queue executes in order, so that a load behind a store would wait for the kernel
-    that stores. Loads of parameters, constants and states have queues of their own."""
+    that stores. Loads of parameters, constants and states have queues of their own. Those by row numbers take turns on
+    all queues: software writes their descriptors, which takes longer than many transfers, and queues do it at once."""
 
     def __init__(self, buffers: Sequence[Buffer]) -> None:
         self._buffers = buffers
         half = len(DMA_QUEUES) // 2
-        self._queues = {True: DMA_QUEUES[:half], False: DMA_QUEUES[half:]}
-        self._next = {True: 0, False: 0}
+        self._queues = {"loads": DMA_QUEUES[:half], "others": DMA_QUEUES[half:], "indexed": DMA_QUEUES}
+        self._next = dict.fromkeys(self._queues, 0)
 
     def steps(self, body: Sequence[Step]) -> Iterator[Step]:
         for step in body:
@@ -217,12 +218,10 @@ class _Queues:
                 yield step
 
     def _queued(self, step: Instruction) -> Instruction:
-        preloaded = (
-            isinstance(step, DmaCopy)
-            and isinstance(step.src, Far)
-            and step.src.rows is None
-            and self._buffers[step.src.buffer].role in _PRELOADED
-        )
-        queues, number = self._queues[preloaded], self._next[preloaded]
-        self._next[preloaded] = number + 1
-        return replace(step, engine=queues[number % len(queues)])
+        source = step.src if isinstance(step, DmaCopy) else None
+        kind = "others"
+        if isinstance(source, Far) and self._buffers[source.buffer].role in _PRELOADED:
+            kind = "loads" if source.rows is None else "indexed"
+        queues, number = self._queues[kind], self._next[kind]
+        self._next[kind] = number + 1
+        return step.with_fields(engine=queues[number % len(queues)])

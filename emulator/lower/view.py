@@ -112,8 +112,8 @@ class View:
 
 @dataclass(frozen=True)
 class TiledView(View):
-    """A parameter [contraction, columns] stored in tiles (`Buffer.tile`). Strides cannot express it: only matmuls read
-    it, through `loads`."""
+    """A parameter [contraction, columns] stored in tiles (`Buffer.tile`), or several such matrices, of which `pick`
+    gives one. Strides cannot express it: only matmuls read it, through `loads`."""
 
     tile: int
 

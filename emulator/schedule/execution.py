@@ -7,19 +7,13 @@ with the device. Figures are documented or measured on hardware, with their sour
 
 from dataclasses import dataclass
 from math import prod
-from typing import Final
 
 from nxpipe.emulator.hardware.instance import Instance
-from nxpipe.emulator.hardware.links import collectives_ns
+from nxpipe.emulator.hardware.links import collectives_ns, host_ns
 from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.program import Program, Role, counted, within
 from nxpipe.emulator.isa.tensor import Matmul
 from nxpipe.emulator.schedule.timeline import latency_ns
-
-# One call of a compiled graph, measured on trn1 in a steady state: 94 us (kiln, docs/neuron-notes.md, SDK 2.32).
-CALL_NS: Final = 94_000.0
-# Host memory in the memory pyramid of the NKI documentation: about 16 GB/s.
-COPY_GB_S: Final = 16.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +35,7 @@ def execute(program: Program, instance: Instance, *, in_flight: float = 1, bytes
     if latency is None:
         return None
     floor = floor_ns(program, instance, bytes_at_least)
-    device, host = max(latency + fixed_ns(program), floor), host_ns(program)
+    device, host = max(latency + fixed_ns(program), floor), host_ns(copied(program))
     return Execution(device, host, max(device, host, (device + host) / max(in_flight, 1)), floor)
 
 
@@ -51,10 +45,9 @@ def fixed_ns(program: Program) -> float:
     return collectives_ns(program.core, program.ranks) if exchanges else 0.0
 
 
-def host_ns(program: Program) -> float:
-    """The call, and the copies of inputs and outputs between the host's memory and the device's."""
-    copied = sum(buffer.nbytes for buffer in program.buffers if buffer.role in (Role.INPUT, Role.OUTPUT))
-    return CALL_NS + copied / COPY_GB_S
+def copied(program: Program) -> int:
+    """Bytes of inputs and outputs, which are copied between the host's memory and the device's."""
+    return sum(buffer.nbytes for buffer in program.buffers if buffer.role in (Role.INPUT, Role.OUTPUT))
 
 
 def floor_ns(program: Program, instance: Instance, bytes_at_least: int) -> float:

@@ -393,28 +393,30 @@ class _Stream:
         self._update_waits()
 
     def _update_waits(self) -> None:
-        indices = self.indices
-        waits = self.task.waits if self.task else ()
+        indices, waits = self.indices, self.task.waits if self.task else ()
         self.needs = tuple(
-            (engine, base + sum(indices[depth] * factor for depth, factor in terms)) for engine, base, terms in waits
+            [
+                (engine, base + sum([indices[depth] * factor for depth, factor in terms]) if terms else base)
+                for engine, base, terms in waits
+            ]
         )
 
     def _walk(self, steps: Sequence[tuple[int, Step]]) -> Iterator[_Task]:
         for place, step in steps:
             self.place = place
-            yield from self._through(step, 0)
+            yield from self._through((step,), 0)
         self.place = _FINISHED
 
-    def _through(self, step: Step, depth: int) -> Iterator[_Task]:
-        if not isinstance(step, Loop):
-            yield self._tasks[id(step)]
-            return
-        self.indices.append(0)
-        while self.indices[depth] < step.count:
-            for inner in step.body:
-                yield from self._through(inner, depth + 1)
-            self.indices[depth] += 1
-        self.indices.pop()
+    def _through(self, body: Sequence[Step], depth: int) -> Iterator[_Task]:
+        for step in body:
+            if not isinstance(step, Loop):
+                yield self._tasks[id(step)]
+                continue
+            self.indices.append(0)
+            while self.indices[depth] < step.count:
+                yield from self._through(step.body, depth + 1)
+                self.indices[depth] += 1
+            self.indices.pop()
 
 
 class _Steady:
@@ -501,14 +503,13 @@ class _Timeline:
     def run(self) -> int | None:
         self._start(range(len(_ENGINES)))
         for _ in range(_MOST_STEPS):
-            times = [self._ends[0][0]] if self._ends else []
-            if self._dma.next is not None:
-                times.append(self._dma.next)
-            if not times:
+            own, transferred = self._ends[0][0] if self._ends else None, self._dma.next
+            now = transferred if own is None or (transferred is not None and transferred < own) else own
+            if now is None:
                 return self._now
-            self._now = min(times)
+            self._now = now
             completed, iterated = self._complete()
-            self._start(sorted(completed.union(*(self._release(engine) for engine in completed))))
+            self._start(sorted(completed.union(*[self._release(engine) for engine in completed])))
             for loop in iterated:
                 self._skip_repetitions(loop)
         return None
@@ -533,14 +534,16 @@ class _Timeline:
         self._done[engine] += 1
         if self._observer and stream.task:
             self._observer.executed(stream.task.instruction, stream.indices, self._began[engine], self._now)
-        place, iteration = stream.place, stream.indices[:1]
+        place, indices = stream.place, stream.indices
+        iteration = indices[0] if indices else _FINISHED
         stream.advance()
-        ends_iteration = stream.place == place and stream.indices[:1] != iteration
+        ends_iteration = indices and stream.place == place and indices[0] != iteration
         return self._loops[place] if ends_iteration and self._loops[place].inside[0] == engine else None
 
     def _release(self, engine: int) -> set[int]:
         """Release the engines that wait for an engine."""
-        freed, self._waiting[engine] = self._waiting[engine], set()
+        if freed := self._waiting[engine]:
+            self._waiting[engine] = set()
         return freed
 
     def _start(self, engines: Iterable[int]) -> None:
@@ -548,12 +551,14 @@ class _Timeline:
         time, the first gets it."""
         for engine in engines:
             stream = self._streams[engine]
-            awaited = next((other for other, count in stream.needs if self._done[other] < count), None)
-            if awaited is not None:
-                self._waiting[awaited].add(engine)
-            elif stream.task is not None:
-                self._began[engine] = self._now
-                heappush(self._ends, (self._until(engine, stream.task), engine))
+            for awaited, count in stream.needs:
+                if self._done[awaited] < count:
+                    self._waiting[awaited].add(engine)
+                    break
+            else:
+                if stream.task is not None:
+                    self._began[engine] = self._now
+                    heappush(self._ends, (self._until(engine, stream.task), engine))
 
     def _until(self, engine: int, task: _Task) -> int:
         """The time at which an instruction ends, or a transfer begins to move bytes."""

@@ -17,7 +17,7 @@ number, the wait is for a later execution that has one. `insert_waits` adds the 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import count, islice, pairwise
 from typing import Final
 
@@ -58,14 +58,7 @@ class _Access:
         """The loop depths at which consecutive iterations, including those of inner loops, use consecutive buffers.
 
         The rotation's number must agree with the linear iteration number modulo the number of buffers."""
-        linear, depths = Affine(), set[int]()
-        for depth, size in enumerate((1, *self.indexed.counts)):
-            linear = linear * size + index(depth - 1) if depth else linear
-            if self.rotation and not any(
-                factor % self.rotation.count for _, factor in (linear + self.rotation.of * -1).terms
-            ):
-                depths.add(depth)
-        return frozenset(depths)
+        return _rotating_depths(self.rotation, self.indexed.counts) if self.rotation else frozenset()
 
     @cached_property
     def span(self) -> tuple[int, int]:
@@ -87,6 +80,19 @@ class _Access:
         return 0, 1, address + (low + reach[0]) * size, address + (high + reach[1] + 1) * size
 
 
+@lru_cache(maxsize=4096)
+def _rotating_depths(rotation: RotatingOffset, counts: tuple[int, ...]) -> frozenset[int]:
+    linear, depths = Affine(), set[int]()
+    for depth, size in enumerate((1, *counts)):
+        linear = linear * size + index(depth - 1) if depth else linear
+        if not any(factor % rotation.count for _, factor in (linear + rotation.of * -1).terms):
+            depths.add(depth)
+    return frozenset(depths)
+
+
+_MOST_PAIRS: Final = 1 << 18  # pairs of accesses that are compared at once
+
+
 class _Region:
     """All accesses to one memory.
 
@@ -99,8 +105,11 @@ class _Region:
         self._hulls = np.array([hull for _, hull in accesses], np.int64)
         self._writes = np.array([access.writes for access in self._accesses])
         self._order = np.array([access.indexed.order for access in self._accesses])
-        engines = list(Engine)
-        self._engine = np.array([engines.index(access.indexed.instruction.engine) for access in self._accesses])
+        numbers = {engine: number for number, engine in enumerate(Engine)}
+        self._engine = np.array([numbers[access.indexed.instruction.engine] for access in self._accesses])
+        offsets = [access.place.offset for access in self._accesses]
+        self._rotates = np.array([bool(offset.rotations) for offset in offsets])
+        self._moves = np.array([bool(offset.terms) and offset.terms[0][0] == 0 for offset in offsets])
         # The identities of each access's loops: the number of common loops is then computed for all pairs at once.
         depth = max((len(access.indexed.loops) for access in self._accesses), default=0)
         self._paths = np.zeros((len(self._accesses), depth), np.int64)
@@ -109,56 +118,42 @@ class _Region:
 
     def add_waits(self) -> None:
         """Add the waits that keep the program order of dependent accesses."""
-        for number, later in enumerate(self._accesses):
-            conflicts = np.flatnonzero(self._conflicts(number))
-            if not len(conflicts):
-                continue
-            common = self._common(number, conflicts)
-            for in_order in (
-                self._order[conflicts] < later.indexed.order,
-                self._order[conflicts] >= later.indexed.order,
-            ):
-                self._wait_for_last(later, conflicts[in_order & (common <= 1)], common[in_order & (common <= 1)])
-                for conflict, shared in zip(
-                    conflicts[in_order & (common > 1)], common[in_order & (common > 1)], strict=True
-                ):
-                    _add_wait(later, self._accesses[conflict], int(shared))
+        rows = max(_MOST_PAIRS // len(self._accesses), 1)
+        for first in range(0, len(self._accesses), rows):
+            for later, earlier, common in self._pairs(slice(first, first + rows)):
+                _add_wait(self._accesses[later], self._accesses[earlier], common)
 
-    def _conflicts(self, number: int) -> Array:
-        """A mask of the accesses that may conflict with an access: other engine, overlapping box, one of them a
-        write."""
-        lane, last_lane, low, high = self._hulls[number]
+    def _pairs(self, rows: slice) -> Iterator[tuple[int, int, int]]:
+        """The pairs of an access in these rows and an access that it waits for, with the number of their common loops:
+        by access, first those that come before it in the text, by common loops and in the order of the text."""
+        later, earlier = np.nonzero(self._conflicts(rows))
+        later += rows.start
+        same = (self._paths[earlier] == self._paths[later]) & (self._paths[later] != 0)
+        common: Array = np.logical_and.accumulate(same, axis=1).sum(axis=1)
+        follows, few = self._order[earlier] >= self._order[later], np.minimum(common, 2)
+        chosen = np.lexsort((earlier, few, follows, later))
+        # Of those of which only the overlap is known, the last one of each engine.
+        overlap = (common == 0) | ((common == 1) & self._only_overlap_known(later, earlier))
+        group = ((later * 2 + follows) * 2 + few) * len(Engine) + self._engine[earlier]
+        by_group = np.flatnonzero(overlap)[np.lexsort((earlier[overlap], group[overlap]))]
+        kept = ~overlap
+        kept[by_group[np.append(np.diff(group[by_group]) != 0, [True])[: len(by_group)]]] = True
+        chosen = chosen[kept[chosen]]
+        yield from zip(later[chosen].tolist(), earlier[chosen].tolist(), common[chosen].tolist(), strict=True)
+
+    def _conflicts(self, rows: slice) -> Array:
+        """For some accesses, a mask of those that may conflict: other engine, overlapping box, one of them a write."""
+        lane, last_lane, low, high = (column[:, None] for column in self._hulls[rows].T)
         mask: Array = (self._hulls[:, 0] < last_lane) & (lane < self._hulls[:, 1])
         mask &= (self._hulls[:, 2] < high) & (low < self._hulls[:, 3])
-        mask &= self._engine != self._engine[number]
-        return mask if self._writes[number] else mask & self._writes
+        mask &= self._engine != self._engine[rows, None]
+        mask &= self._writes | self._writes[rows, None]
+        return mask
 
-    def _common(self, number: int, conflicts: Array) -> Array:
-        """The number of loops that each of these accesses shares with an access."""
-        same = (self._paths[conflicts] == self._paths[number]) & (self._paths[number] != 0)
-        common: Array = np.cumprod(same, axis=1).sum(axis=1)
-        return common
-
-    def _wait_for_last(self, later: _Access, conflicts: Array, common: Array) -> None:
-        """Add waits for accesses with at most one common loop. Among accesses of an engine for which only the overlap
-        is known, the last in the program text represents all: an engine completes in order, so that a wait for its last
-        instruction implies those before."""
-        for shared in np.unique(common):
-            same_depth = conflicts[common == shared]
-            reducible = [
-                number for number in same_depth if not shared or self._only_overlap_known(later, self._accesses[number])
-            ]
-            last: dict[int, int] = {}
-            for number in sorted(reducible, key=lambda number: self._order[number]):
-                last[self._engine[number]] = number
-            for number in sorted({*last.values(), *same_depth} - (set(reducible) - set(last.values()))):
-                _add_wait(later, self._accesses[number], int(shared))
-
-    def _only_overlap_known(self, access: _Access, other: _Access) -> bool:
-        places = (access.place, other.place)
-        return not any(place.offset.rotations for place in places) and not all(
-            place.offset.terms and place.offset.terms[0][0] == 0 for place in places
-        )
+    def _only_overlap_known(self, later: Array, earlier: Array) -> Array:
+        """A mask of pairs in whose one common loop neither rotates, and not both move."""
+        known: Array = ~(self._rotates[later] | self._rotates[earlier]) & ~(self._moves[later] & self._moves[earlier])
+        return known
 
 
 def _add_wait(later: _Access, earlier: _Access, common: int) -> None:
@@ -374,12 +369,18 @@ def _not_implied(facts: _Facts) -> Array:
     contained = ((low[:, None] >= low) & (high[:, None] <= high)).all(2)
     not_greater = Iterations(low[:, None], high[:, None]).least(facts.forms - facts.forms[:, None]) >= 0
     implied = contained & not_greater
-    implied &= ~(implied.T & np.tri(len(low), dtype=np.bool_).T)  # the first of equal facts is kept
+    implied &= ~(implied.T & _later(len(low)))  # the first of equal facts is kept
     is_needed: Array = np.logical_not(implied.any(1))
     if is_needed.sum() > _AT_MOST:
         widest = np.argsort(np.where(is_needed, -(high - low + 1.0).prod(1), 1), kind="stable")
         is_needed[widest[_AT_MOST:]] = False
     return is_needed
+
+
+@lru_cache(maxsize=1024)
+def _later(size: int) -> Array:
+    """A mask of pairs of facts of which the second one is the later, or the same."""
+    return np.tri(size, dtype=np.bool_).T
 
 
 def _joined(parts: Sequence[_Facts]) -> _Facts:
@@ -440,21 +441,23 @@ class _Walk:
         return Loop(loop.count, body)
 
     def _instruction(self, step: Instruction, box: Iterations) -> Instruction:
-        known, order = self._known[step.engine], self._order
-        claims = [_Facts.of(wait, box) for wait in step.waits]
-        not_implied = [
-            row for row, implied in enumerate(known.imply(_joined([self._nothing, *claims]), box)) if not implied
-        ]
+        kept = self._not_known(step, box) if step.waits else ()
+        self._after[self._order] = self._known[step.engine]
+        self._order += 1
+        return step if len(kept) == len(step.waits) else step.after(*kept)
+
+    def _not_known(self, step: Instruction, box: Iterations) -> list[Wait]:
+        """The waits that neither the engine's facts nor the instruction's other waits imply; the engine learns them."""
+        known, claims = self._known[step.engine], [_Facts.of(wait, box) for wait in step.waits]
+        not_implied = [row for row, implied in enumerate(known.imply(_joined(claims), box)) if not implied]
         learned = {row: _joined([claims[row], *self._inherited(step.waits[row], box)]) for row in not_implied}
-        for row in not_implied:
+        for row in not_implied if len(not_implied) > 1 else ():
             other_facts = _joined([known, *(facts for other_row, facts in learned.items() if other_row != row)])
             if other_facts.by_engine().imply(claims[row], box).all():
                 del learned[row]
         if learned:
             self._known[step.engine] = _joined([known, *learned.values()]).without_implied()
-        self._after[order] = self._known[step.engine]
-        self._order += 1
-        return step.after(*(step.waits[row] for row in learned))
+        return [step.waits[row] for row in learned]
 
     def _inherited(self, wait: Wait, box: Iterations) -> Iterator[_Facts]:
         """The facts that the awaited engine knew after the awaited instruction."""

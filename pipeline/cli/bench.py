@@ -21,10 +21,18 @@ from nxpipe.pipeline.cli.options import (
     store_option,
 )
 from nxpipe.pipeline.cli.param_types import Percentage
+from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.models.versions import digest_of
-from nxpipe.pipeline.predict.constants import PREDICTED, THIS_PROGRAM, ProgramTime, predict_artifact
+from nxpipe.pipeline.predict.constants import (
+    PREDICTED,
+    THIS_PROGRAM,
+    ExecutionTime,
+    ProgramTime,
+    execution_times,
+    predict_artifact,
+)
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.exit_codes import REGRESSION
 from nxpipe.pipeline.util.text import style, table
@@ -38,7 +46,7 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.artifacts.lookup import Match
     from nxpipe.pipeline.models.spec import ModelSpec
 
-_COLUMNS: Final = ("artifact", "program", "tp", THIS_PROGRAM, "before", "change")
+_COLUMNS: Final = ("artifact", "program", "tp", "device time", "before", "change")
 _MEASURED: Final = ("p50", "p99", "p50/predicted", "clock", "p50 before")
 
 
@@ -88,12 +96,13 @@ def bench(
 
     MODEL is the name of a model in nxpipe.toml, whose artifacts must be built, or an artifact (MODEL@KEY or a key);
     default: every model of nxpipe.toml. A program is compared with the baseline's program of the same phase, batch,
-    bucket and degree for the same model and target. The predictions of `this program` follow from the documented costs
-    of its instructions, those of `AWS's compiler` from fitted constants; they run nothing, and only the former are
-    compared. --measured adds p50 and p99 on devices, as `nxpipe prove` found them; --device measures them now,
-    on this machine's devices, and neither verifies nor stores anything. They decide nothing. Exits with code 16 if a
-    prediction is slower than the baseline by more than the threshold. An unknown channel is an error, unless a fleet,
-    [channels] or [signing] of nxpipe.toml names it, or --allow-empty is given.
+    bucket and degree for the same model and target. The device time of a program follows from the documented costs of
+    its instructions; only it is compared. `this program` adds the host's call and copies and what collectives cost each
+    execution. `AWS's compiler` is predicted by fitted constants, with an interval. None of them runs anything.
+    --measured adds p50 and p99 on devices, as `nxpipe prove` found them; --device measures them now, on this machine's
+    devices, and neither verifies nor stores anything. They decide nothing. Exits with code 16 if a device time is
+    longer than the baseline's by more than the threshold. An unknown channel is an error, unless a fleet, [channels] or
+    [signing] of nxpipe.toml names it, or --allow-empty is given.
 
     --calibration adds the predictions times the factors of their phases in a file of `nxpipe calibrate`, which must be
     of the artifacts' target and compiler; the raw predictions are compared.
@@ -133,10 +142,15 @@ def bench(
         for artifact in artifacts
         for name, time in predict_artifact(artifact, opened).items()
     }
+    whole = {
+        (artifact.name, name): time
+        for artifact in artifacts
+        for name, time in execution_times(artifact, artifact_files.read(artifact, opened)).items()
+    }
     if console.json:
         console.data(
             [
-                line.document(threshold, measured=shown) | _corrected(line, calibrated) | _of_aws(line, aws)
+                line.document(threshold, measured=shown) | _corrected(line, calibrated) | _predictions(line, whole, aws)
                 for line in lines
             ]
         )
@@ -147,8 +161,9 @@ def bench(
             columns = (*columns, "calibrated (rehearsal)" if calibrated.rehearsal else "calibrated")
             times = [_milliseconds(calibrated.calibrated_ns(line.program)) for line in lines]
             rows = [(*row, time) for row, time in zip(rows, times, strict=True)]
-        times = [str(aws[line.artifact, line.program.name]) for line in lines]
-        console.page(table((*columns, PREDICTED), [(*row, time) for row, time in zip(rows, times, strict=True)]))
+        pairs = [(_whole(line, whole), str(aws[line.artifact, line.program.name])) for line in lines]
+        rows = [(*row, *pair) for row, pair in zip(rows, pairs, strict=True)]
+        console.page(table((*columns, THIS_PROGRAM, PREDICTED), rows))
     if measured:
         _note_unproven(console, lines)
     if baseline:
@@ -263,9 +278,22 @@ def _corrected(line: "BenchLine", calibration: "Calibration | None") -> dict[str
     return {"calibrated_ns": calibration.calibrated_ns(line.program), "calibration": of}
 
 
-def _of_aws(line: "BenchLine", times: "Mapping[tuple[str, str], ProgramTime]") -> dict[str, object]:
-    """The time of `AWS's compiler` for the program's configuration."""
-    return {"aws_compiler": times[line.artifact, line.program.name].document()}
+def _predictions(
+    line: "BenchLine",
+    whole: "Mapping[tuple[str, str], ExecutionTime]",
+    aws: "Mapping[tuple[str, str], ProgramTime]",
+) -> dict[str, object]:
+    """The time of this program with the host and collectives, and that of `AWS's compiler` for its configuration."""
+    own = whole.get((line.artifact, line.program.name))
+    return {
+        "this_program": own.document() if own else None,
+        "aws_compiler": aws[line.artifact, line.program.name].document(),
+    }
+
+
+def _whole(line: "BenchLine", whole: "Mapping[tuple[str, str], ExecutionTime]") -> str:
+    own = whole.get((line.artifact, line.program.name))
+    return _milliseconds(own.ms * 1e6 if own else None)
 
 
 def _note_unproven(console: Console, lines: "Sequence[BenchLine]") -> None:

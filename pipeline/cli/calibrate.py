@@ -1,6 +1,7 @@
 """`nxpipe calibrate`: predicted times compared with those that devices measured, or constants fitted to tables."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -120,8 +121,10 @@ def _fit_tables(console: Console, tables: tuple[Path, ...], output: Path | None)
     if find_spec("numpy") is None:
         raise MissingSoftware("numpy", "nxpipe calibrate --from", "pip install 'nxpipe[compile]'")
     from nxpipe.pipeline.predict.fit import calibrate_from
+    from nxpipe.pipeline.util.progress import watching
 
-    fitted = calibrate_from(tables, date=datetime.now(UTC).date().isoformat())
+    today = datetime.now(UTC).date().isoformat()
+    fitted = calibrate_from(tables, date=today, watch=partial(watching, console, "fit constants", unit="fits"))
     if output is not None:
         fitted.write(output)
     if console.json:

@@ -163,12 +163,13 @@ def _predictions(lookup: "CacheLookup", store: "Store") -> dict[str, Any]:
 
 
 def _prediction_row(program: str, found: Mapping[str, Any]) -> tuple[str, ...]:
-    factor, aws = found.get("over_floor"), found.get("aws_compiler", {})
+    factor, aws, whole = found.get("over_floor"), found.get("aws_compiler", {}), found.get("this_program", {})
     return (
         program,
         f"{found['latency_ns'] / 1e6:.3f} ms",
         found.get("limited_by") or found["bound_by"],
         f"{factor:.1f} x" if factor else "-",
+        f"{whole['ms']:.3f} ms" if whole else "-",
         aws.get("in_short", "-"),
     )
 
@@ -185,7 +186,7 @@ def _page(lookup: "CacheLookup", url: str, predictions: Mapping[str, Any]) -> It
         yield table(("program", "state", "why"), rows)
     if predictions:
         times = [_prediction_row(program, found) for program, found in predictions.items()]
-        yield table(("program", THIS_PROGRAM, "bound by", "of its floor", PREDICTED), times)
+        yield table(("program", "device time", "bound by", "of its floor", THIS_PROGRAM, PREDICTED), times)
     for program in lookup.programs:
         if (nearest := program.nearest) and nearest.differences:
             count = len(nearest.differences)

@@ -17,6 +17,10 @@ from nxpipe.pipeline.util.process import exit_quietly, handle_signals
 COMMANDS = {
     "agent": ("nxpipe.pipeline.cli.agent:agent", "Prepare an instance of a fleet and start its model server."),
     "ami": ("nxpipe.pipeline.cli.ami:ami", "Pin the AMIs of instances."),
+    "assess": (
+        "nxpipe.pipeline.cli.assess:assess",
+        "Assess a migration from GPUs: which models move, wait or stay, and what that saves.",
+    ),
     "bench": (
         "nxpipe.pipeline.cli.bench:bench",
         "Show the predicted latency of programs and compare it with a baseline.",
@@ -73,6 +77,10 @@ COMMANDS = {
     "monitor": (
         "nxpipe.pipeline.cli.monitor:monitor",
         "Report the use, errors and cost of devices, to stdout, Prometheus or CloudWatch.",
+    ),
+    "plan": (
+        "nxpipe.pipeline.cli.plan:plan",
+        "Plan which instances, how many and at what cost, for serving or training.",
     ),
     "prices": (
         "nxpipe.pipeline.cli.prices:prices",

@@ -19,9 +19,9 @@ from nxpipe.artifact_store.documents import Document, Text
 from nxpipe.emulator.hardware.instance import INSTANCES, Instance, UnknownInstance, instance
 from nxpipe.pipeline.config.prices import Price, Prices, Purchase, load_prices
 from nxpipe.pipeline.plan.sizes import ModelSize
+from nxpipe.pipeline.predict.architectures import architecture
 from nxpipe.pipeline.predict.constants import predict
 from nxpipe.pipeline.predict.measurements import Configuration, Measured, read
-from nxpipe.pipeline.predict.model import architecture
 from nxpipe.pipeline.predict.work import Architecture, NotPredicted
 from nxpipe.pipeline.util.errors import InputInvalid
 from nxpipe.pipeline.util.files import DocumentInvalid, read_file

@@ -78,7 +78,7 @@ class Running:
 
 
 @dataclass
-class Server(ABC):
+class SimulatedServer(ABC):
     """The state of a server. `clock` is the end of the last step."""
 
     replica: Replica
@@ -146,7 +146,7 @@ class Server(ABC):
 
 
 @dataclass
-class ChunkingServer(Server):
+class ChunkingServer(SimulatedServer):
     """`nxpipe serve` with extend programs."""
 
     _reading: deque[Running] = field(default_factory=deque)
@@ -191,7 +191,7 @@ class ChunkingServer(Server):
 
 
 @dataclass
-class StaticServer(Server):
+class StaticServer(SimulatedServer):
     """`nxpipe serve` with prefill programs: prompts are read together, and all end before the next begin."""
 
     def advance(self, until: float) -> None:
@@ -212,7 +212,7 @@ class StaticServer(Server):
 
 
 @dataclass
-class ContiguousServer(Server):
+class ContiguousServer(SimulatedServer):
     """NxD Inference under vLLM: one block is a whole row, and waiting prompts are read before anything is decoded."""
 
     def advance(self, until: float) -> None:
@@ -226,7 +226,7 @@ class ContiguousServer(Server):
 
 
 @dataclass
-class PagedServer(Server):
+class PagedServer(SimulatedServer):
     """vllm-neuron."""
 
     _read: Running | None = None  # whose segments are being read
@@ -269,7 +269,7 @@ class PagedServer(Server):
             self._begin(running)
 
 
-def server_of(replica: Replica, steps: StepTimes) -> Server:
+def server_of(replica: Replica, steps: StepTimes) -> SimulatedServer:
     """The server that a replica's scheduler is."""
     match replica.scheduler:
         case Scheduling.NXPIPE:
@@ -280,7 +280,7 @@ def server_of(replica: Replica, steps: StepTimes) -> Server:
             return PagedServer(replica, steps)
 
 
-def unfinished(server: Server) -> Iterator[Running]:
+def unfinished(server: SimulatedServer) -> Iterator[Running]:
     """The requests that a server has not answered."""
     yield from server.waiting
     yield from (each for _, _, each in server._active)

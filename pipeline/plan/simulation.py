@@ -46,7 +46,7 @@ def simulate(
     requests: Sequence[Request], replica: Replica, steps: StepTimes, *, concurrency: int | None = None
 ) -> Outcome:
     """Run requests through a replica. With `concurrency` so many clients each send their next request when they have
-    the answer to the last, whatever the arrivals say."""
+    the answer to the last, in place of the arrivals."""
     server = server_of(replica, steps)
     pending = [
         (0.0 if concurrency else each.arrival, number)

@@ -14,8 +14,10 @@ from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.documents import Count, Digest, Document, Text, parse_document
 from nxpipe.artifact_store.errors import NotUnderstood
 from nxpipe.artifact_store.manifest import Manifest
+from nxpipe.emulator.hardware.links import collectives_ns, host_ns
+from nxpipe.pipeline.predict.architectures import architecture, architecture_of
 from nxpipe.pipeline.predict.measurements import Configuration, value_of
-from nxpipe.pipeline.predict.model import Graph, architecture, architecture_of, duration, graphs
+from nxpipe.pipeline.predict.model import Graph, duration, family_of, graphs
 from nxpipe.pipeline.predict.work import Architecture, NotPredicted
 from nxpipe.pipeline.util.errors import InputInvalid
 from nxpipe.pipeline.util.files import DocumentInvalid, json_of, read_file, write_whole
@@ -168,6 +170,51 @@ class ProgramTime:
         return f"{self.prediction.value:.2f} ms ({low:.2f} to {high:.2f})"
 
 
+@dataclass(frozen=True)
+class ExecutionTime:
+    """The milliseconds of `this program` from the host's call to its outputs: on the device, by its timeline; what an
+    execution with collectives takes beyond it; and the host's call and copies."""
+
+    device: float
+    collectives: float
+    host: float
+
+    @property
+    def ms(self) -> float:
+        return self.device + self.collectives + self.host
+
+    def document(self) -> dict[str, float]:
+        parts = {"device_ms": self.device, "collectives_ms": self.collectives, "host_ms": self.host}
+        return {name: round(value, 6) for name, value in {"ms": self.ms, **parts}.items()}
+
+
+def execution_times(manifest: Manifest, figures: Mapping[str, Any]) -> dict[str, ExecutionTime]:
+    """The times of an artifact's programs by name, from the stored figures of their utilisation. Those of another
+    form or target, which another producer may have written, have none."""
+    try:
+        core = family_of(manifest.target).core
+    except NotPredicted:
+        return {}
+    found = {
+        program.name: _execution_time(figures.get(program.name), core, program.tensor_parallel)
+        for program in manifest.executables
+    }
+    return {name: time for name, time in found.items() if time is not None}
+
+
+def _execution_time(figures: object, core: str, ranks: int) -> ExecutionTime | None:
+    match figures:
+        case {
+            "time": {"latency_ns": float() | int() as latency},
+            "instructions": {"by_engine": {**engines}},
+            "hbm": {"compulsory": {"input": int() as inputs, "output": int() as outputs}},
+        }:
+            exchanged = collectives_ns(core, ranks) if "collective" in engines else 0.0
+            return ExecutionTime(latency / 1e6, exchanged / 1e6, host_ns(inputs + outputs) / 1e6)
+        case _:
+            return None
+
+
 def predict_program(
     model_id: str,
     inputs: Mapping[str, Any],
@@ -231,8 +278,9 @@ def _architecture(model_id: str, config: object) -> Architecture:
 
 
 def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The numbers and names of a configuration."""
-    return ((key, value) for key, value in config.items() if isinstance(value, str | int | bool | None))
+    """The numbers, names and parts of a configuration."""
+    kinds = (str, int, bool, list, Mapping, type(None))
+    return ((key, value) for key, value in config.items() if isinstance(value, kinds))
 
 
 def _family(phase: str, batch: int, kind: str) -> str:

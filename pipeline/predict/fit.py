@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from nxpipe.pipeline.predict.work import NotPredicted
 from nxpipe.pipeline.util.errors import InputInvalid
 
 Array = Any  # numpy's arrays of floats
+Fitted = Callable[[int], None]  # is called with the number of fits that have ended
 
 # The value expected before any measurement, and its spread as a factor's logarithm. Values in the unit of the term:
 # multiples of a documented rate, or of the microseconds that the term counts.
@@ -37,7 +39,7 @@ PRIORS: Final[Mapping[str, tuple[float, float]]] = {
     "convolution.fixed": (1.5, 0.7),
     "dma.cache": (1.5, 0.5),
     "dma.gathered": (2, 0.7),
-    "dma.ragged": (1, 0.7),
+    "dma.ragged": (2, 0.7),  # written and read
     "dma.spilled": (12, 0.7),
     "dma.weights": (1.2, 0.1),
     "experts.visit": (2, 0.5),
@@ -59,6 +61,7 @@ PRIORS: Final[Mapping[str, tuple[float, float]]] = {
     "vector.softmax": (5, 1),
 }
 _SPREADS: Final[Mapping[str, float]] = {  # of deviations, by what they deviate from
+    "collective.bytes": 0.25,  # links of one documented rate
     "collective.hop": 0.5,
     "dma.spilled": 1.0,
     "dma.weights": 0.15,
@@ -66,19 +69,33 @@ _SPREADS: Final[Mapping[str, float]] = {  # of deviations, by what they deviate 
     "vector.softmax": 0.5,
 }
 _SPREAD: Final = 0.5
+# Steps of training also exchange gradients and update weights, and reach 30 to 50 % of the peak on other accelerators.
+_TRAINING: Final = (1.6, 0.3)
 _EQUAL_CORES: Final = ("inf2", "trn1", "trn1n")  # their cores are the same; links are not
 _EQUAL: Final = 0.1
 _SERVER: Final = (1.0, 1.0)  # milliseconds that an HTTP server adds
 SEED: Final = 20
 _DRAWS: Final = 40  # of the bootstrap
 _UNSCORED: Final = 0.5  # weight of the other table's latency of a scored throughput
+_OLDEST: Final = (2, 16)
+_OLD: Final = 0.15  # weight of a latency by an earlier SDK, whose compiler was another
 _NOISE: Final = 0.07  # of one measurement: consecutive SDKs differ by 1 to 5 % in the middle
+
+
+def _unwatched(_: int) -> None:
+    """Progress without a display."""
+
+
+def _plain(_: int) -> AbstractContextManager[Fitted]:
+    return nullcontext(_unwatched)
 
 
 def prior(name: str) -> tuple[float, float]:
     """The expected value of a constant and the spread of its logarithm."""
     if name.startswith("host.server"):
         return _SERVER
+    if name == "tensor.dense@training":
+        return _TRAINING
     base, _, deviation = name.partition("@")
     if deviation in _EQUAL_CORES and not base.startswith("collective"):
         return 1.0, _EQUAL
@@ -180,15 +197,18 @@ class Problem:
         """The logarithms of predicted over measured."""
         return self.logs(theta)[0] - self._arrays["measured"]
 
-    def left_out(self, groups: Sequence[str], start: Array) -> Array:
+    def left_out(self, groups: Sequence[str], start: Array, fitted: Fitted = _unwatched) -> Array:
         """The errors of each group's samples with constants that were fitted to the other groups' samples."""
         labels, errors = np.array(groups), np.zeros(len(self.samples))
         for group in sorted(set(groups)):
             own = labels == group
             errors[own] = self.errors(self.fit(~own, start))[own]
+            fitted(1)
         return errors
 
-    def bootstrap(self, groups: Sequence[str], start: Array, *, times: int, seed: int) -> Array:
+    def bootstrap(
+        self, groups: Sequence[str], start: Array, *, times: int, seed: int, fitted: Fitted = _unwatched
+    ) -> Array:
         """Constants fitted to groups that are drawn with replacement, one line for each draw."""
         labels, kinds = np.array(groups), sorted(set(groups))
         draws = np.random.default_rng(seed).integers(len(kinds), size=(times, len(kinds)))
@@ -200,6 +220,7 @@ class Problem:
                 [Observation(s.cycle, s.seconds, s.weight * w) for s, w in zip(self.samples, weights, strict=True)]
             )
             lines.append(drawn.fit(weights > 0, start))
+            fitted(1)
         return np.array(lines)
 
 
@@ -252,9 +273,13 @@ class Selection:
 
     def problem(self) -> Problem:
         """The rows as observations of a fit."""
-        return Problem(
-            [Observation(cycle, row.cycle or 0.0, 1.0 if row.scored else _UNSCORED) for row, cycle in self.rows]
-        )
+        return Problem([Observation(cycle, row.cycle or 0.0, _weight(row)) for row, cycle in self.rows])
+
+
+def _weight(row: Measured) -> float:
+    if row.scored:
+        return 1.0
+    return _OLD if row.configuration.release < _OLDEST else _UNSCORED
 
 
 def select(measured: Sequence[Measured]) -> Selection:
@@ -274,8 +299,15 @@ def select(measured: Sequence[Measured]) -> Selection:
     return Selection(tuple(chosen), dict(sorted(excluded.items())))
 
 
-def calibrate_from(paths: Sequence[Path], *, date: str, seed: int = SEED) -> FittedConstants:
-    """Constants fitted to tables of measurements. Equal tables, date and seed give an equal document."""
+def calibrate_from(
+    paths: Sequence[Path],
+    *,
+    date: str,
+    seed: int = SEED,
+    watch: Callable[[int], AbstractContextManager[Fitted]] = _plain,
+) -> FittedConstants:
+    """Constants fitted to tables of measurements. Equal tables, date and seed give an equal document. `watch` opens the
+    progress of so many fits and returns what is called with the number of those that ended."""
     tables = {path: read(path) for path in paths}
     selection = select([row for rows in tables.values() for row in rows])
     if len(selection.rows) < FEW:
@@ -284,8 +316,11 @@ def calibrate_from(paths: Sequence[Path], *, date: str, seed: int = SEED) -> Fit
             "pass tables with scored rows of models in the catalogue"
         )
     problem, models = selection.problem(), selection.models
-    theta = problem.fit()
-    draws = problem.bootstrap(models, theta, times=_DRAWS, seed=seed)
+    with watch(1 + _DRAWS + len(set(models))) as fitted:
+        theta = problem.fit()
+        fitted(1)
+        draws = problem.bootstrap(models, theta, times=_DRAWS, seed=seed, fitted=fitted)
+        errors = problem.left_out(models, theta, fitted)
     low, high = np.quantile(draws, ((1 - COVERAGE) / 2, (1 + COVERAGE) / 2), axis=0)
     ids = {row.id for row, _ in selection.rows}
     return FittedConstants(
@@ -304,7 +339,7 @@ def calibrate_from(paths: Sequence[Path], *, date: str, seed: int = SEED) -> Fit
             name: Constant(value=_rounded(value), low=_rounded(min(value, below)), high=_rounded(max(value, above)))
             for name, value, below, above in zip(problem.names, theta, low, high, strict=True)
         },
-        families=_families(selection, problem.left_out(models, theta)),
+        families=_families(selection, errors),
     )
 
 

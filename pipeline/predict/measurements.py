@@ -30,6 +30,7 @@ class Configuration:
     pp: int = 1
     nodes: int = 1
     batch: int = 1
+    global_batch: int | None = None
     in_flight: float | None = None
     sequence: int | None = None
     inputs: int | None = None
@@ -58,6 +59,17 @@ class Configuration:
         if self.tier == "serving":
             return "served"
         return "tnx" if name else "nxd"
+
+    @property
+    def transformers_neuronx(self) -> bool:
+        """Whether that library generated the programs; optimum-neuron and TGI used it until SDK 2.20."""
+        name = self.framework.lower()
+        return self._library == "tnx" or (self._library == "served" and ("vllm" not in name))
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        """The numbers of the SDK's version; the last of a range of them."""
+        return tuple(int(each) for each in (self.sdk.split() or [""])[-1].split(".") if each.isdecimal())
 
     @property
     def queued(self) -> float:
@@ -129,7 +141,7 @@ class _Cells:
     row: Mapping[str, str | None]
 
     def text(self, column: str) -> str:
-        return self.row[column] or ""
+        return self.row.get(column) or ""
 
     def number(self, column: str) -> float | None:
         try:
@@ -171,6 +183,7 @@ def _configuration(cells: _Cells) -> Configuration:
         pp=cells.count("pp") or 1,
         nodes=cells.count("nodes") or 1,
         batch=cells.count("batch") or 1,
+        global_batch=cells.count("global_batch"),
         in_flight=cells.number("in_flight"),
         sequence=cells.count("seq_len"),
         inputs=cells.count("input_len"),

@@ -8,114 +8,20 @@ computing and reading overlap, the rest is serial:
 No prediction is below the floor: bytes over the HBM rate, or operations over the peak rate.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from nxpipe.emulator.hardware.core import CORES
 from nxpipe.emulator.hardware.instance import INSTANCES, Instance
 from nxpipe.emulator.hardware.links import collectives_ns, link_gb_s, near_gb_s
-from nxpipe.pipeline.models import catalogue
 from nxpipe.pipeline.predict import work as works
+from nxpipe.pipeline.predict.architectures import architecture
 from nxpipe.pipeline.predict.measurements import Configuration
 from nxpipe.pipeline.predict.work import TILE, Architecture, Execution, NotPredicted, Work
-from nxpipe.pipeline.util.files import DocumentInvalid, json_of, read_file
 
 Group = Literal["compute", "memory", "serial"]
-
-_DATA: Final = Path(__file__).with_name("architectures.json")
-_GATED: Final = frozenset(
-    {"gemma", "gemma2", "gemma3_text", "gpt_oss", "granite", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2"}
-    | {"qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "stablelm"}
-)
-_DECODERS: Final = _GATED | {
-    *("bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "opt", "phi", "starcoder2"),
-}
-_ENCODERS: Final = frozenset({"albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
-_LARGEST: Final = 1 << 20  # bytes of a config.json
-
-
-def architecture(*names: str) -> Architecture | None:
-    """The architecture of the first of these names that is known, or of a folder with a config.json; None without
-    one."""
-    for name in names:
-        if name in _published():
-            return _published()[name]
-        if name and (path := Path(name, "config.json")).is_file():
-            return _of_folder(path)
-        if (known := catalogue.find(name)) and (found := architecture_of(known.config)):
-            return found
-    return None
-
-
-def _of_folder(path: Path) -> Architecture:
-    """The architecture of a user's model; NotPredicted for a config.json without its sizes."""
-    try:
-        config = json_of(read_file(path, limit=_LARGEST))
-        if not isinstance(config, dict):
-            raise TypeError("no object")
-        found = architecture_of(config)
-    except (DocumentInvalid, ArithmeticError, KeyError, TypeError) as fault:
-        raise NotPredicted(f"{path}: not the configuration of a model ({fault!r:.80}); pass its config.json") from fault
-    if found is None:
-        raise NotPredicted(f"{path}: no closed form of model_type {str(config.get('model_type'))!r:.40} is known")
-    return found
-
-
-@cache
-def _published() -> Mapping[str, Architecture]:
-    architectures: dict[str, Architecture] = json.loads(_DATA.read_text(encoding="utf-8"))
-    return architectures
-
-
-def architecture_of(config: Mapping[str, Any]) -> Architecture | None:
-    """The architecture that a config.json describes; None for a model type without a closed form."""
-    kind = config.get("model_type")
-    if kind in _DECODERS:
-        experts = _first(config, "num_local_experts", "num_experts")
-        single = _first(config, "moe_intermediate_size", "intermediate_size")
-        return _sizes(config) | {
-            "kind": "decoder",
-            "gated": kind in _GATED,
-            "experts": experts,
-            "active_experts": config.get("num_experts_per_tok", 0),
-            "expert_intermediate": single if experts else 0,
-            "shared_intermediate": config.get("shared_expert_intermediate_size", 0),
-        }
-    if kind in _ENCODERS:
-        return _sizes(config) | {"kind": "encoder", "shared_layers": kind == "albert"}
-    if kind in ("t5", "mt5"):
-        gated = str(config.get("feed_forward_proj", "")).startswith("gated")
-        wide = {"intermediate": config["d_ff"], "hidden": config["d_model"], "head_dim": config.get("d_kv", 64)}
-        return _sizes({"hidden_size": config["d_model"], **config}) | wide | {"kind": "encoder-decoder", "gated": gated}
-    if kind in ("vit", "deit"):
-        patch, classes = config.get("patch_size", 16), config.get("num_labels", 1000)
-        return _sizes({"vocab_size": 0, **config}) | {"kind": "vision-transformer", "patch": patch, "classes": classes}
-    return None
-
-
-def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    hidden, heads = (
-        _first(config, "hidden_size", "n_embd", "dim"),
-        _first(config, "num_attention_heads", "num_heads", "n_head", "n_heads"),
-    )
-    return {
-        "layers": _first(config, "num_hidden_layers", "num_layers", "n_layer", "n_layers"),
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": 1 if config.get("multi_query") else config.get("num_key_value_heads") or heads,
-        "head_dim": config.get("head_dim") or hidden // heads,
-        "intermediate": _first(config, "intermediate_size", "hidden_dim", "n_inner", "ffn_dim") or 4 * hidden,
-        "vocab": config["vocab_size"],
-    }
-
-
-def _first(config: Mapping[str, Any], *keys: str) -> Any:
-    return next((config[key] for key in keys if config.get(key)), 0)
 
 
 @dataclass(frozen=True)
@@ -191,9 +97,17 @@ def graphs(configuration: Configuration, found: Architecture | None = None) -> t
     if found is None:
         raise NotPredicted(f"{configuration.model}: its architecture is not in the catalogue")
     cores = cores_of(configuration.instance)
-    executions = list(_executions(configuration, found))
+    executions = list(_executions(configuration, _replicated(configuration, found)))
     copies = sum(each.times for each in executions)
     return tuple(_graph(configuration, cores, each, copies) for each in executions)
+
+
+def _replicated(c: Configuration, a: Architecture) -> Architecture:
+    """The architecture with the heads of keys and values that the row's library keeps. Transformers NeuronX before
+    SDK 2.19 repeats those that a degree does not divide once for each head of queries."""
+    heads = a.get("kv_heads", 0)
+    old = c.transformers_neuronx and c.sdk and c.release < (2, 19)
+    return {**a, "kv_heads": a["heads"]} if old and heads % c.tp else a
 
 
 def _executions(c: Configuration, a: Architecture) -> Iterator[Execution]:
@@ -204,7 +118,7 @@ def _executions(c: Configuration, a: Architecture) -> Iterator[Execution]:
         case "llm-prefill" if kind == "decoder":
             yield from _prefills(c, a)
         case "training":
-            yield Execution(_training(_single(c, a, batch=1), c))
+            yield Execution(_training(c, a))
         case "encoder-decoder" if kind == "encoder-decoder":
             yield from _generation(c, a)
         case "diffusion" if kind == "diffusion":
@@ -284,21 +198,33 @@ def _prefills(c: Configuration, a: Architecture) -> Iterator[Execution]:
         yield Execution(works.prefill(a, batch=batch, tokens=tokens, tp=c.tp))
 
 
-def _training(forward: Work, c: Configuration) -> Work:
-    """One sequence forward and backward, three times the products, on the cores of all nodes."""
-    share = 3 / max(c.cores, 1)
+def _training(c: Configuration, a: Architecture) -> Work:
+    """The share of one sequence in a step: products forward and, twice as many, backward, on the cores of all nodes.
+
+    NeMo Megatron computes the forward pass of all layers again, neuronx-distributed that of attention. The stages of a
+    pipeline wait for the first and after the last of a step's micro-batches.
+    """
+    work = _single(c, a, batch=1)
+    if a["kind"] == "decoder":
+        works.training_head(work, a, length_of(c))
+    library = c.framework.lower()
+    passes = 4 if "nemo" in library else 3
+    again = 4 if "nemo" in library or "distributed" in library else 3
+    micro_batches = (c.global_batch or 0) / (c.dp * c.batch)
+    share = (1 + (c.pp - 1) / micro_batches if micro_batches >= 1 else 1) / max(c.cores, 1)
     return Work(
-        flops=forward.flops * share,
-        dense=forward.dense * share,
-        attention=forward.attention * share,
-        scores=forward.scores * share,
-        elements=forward.elements * share,
+        flops=work.flops * 3 / max(c.cores, 1),
+        dense=work.dense * passes * share,
+        convolved=work.convolved * passes * share,
+        attention=work.attention * again * share,
+        scores=work.scores * again * share,
+        elements=work.elements * passes * share,
     )
 
 
 _FLASH_V2: Final = 4096  # tokens of a prompt
 _FLASH_V3: Final = 1024
-_FLASH: Final = ("nxd-prefill", "training")  # their attention kernels keep scores on the chip
+_FLASH: Final = ("diffusion", "nxd-prefill", "training")  # their attention kernels keep scores on the chip
 
 
 _ELEMENT: Final = 64  # bytes of a DMA's smallest access
@@ -312,7 +238,8 @@ def _graph(c: Configuration, cores: Cores, execution: Execution, copies: float) 
     fp32 = c.autocast == "none" and c.model_dtype == "fp32"
     flops = (cores.flops_fp32 if fp32 else cores.flops) * each
     read = work.weights * (2 if fp32 else 1)
-    at = (f"@{c.code}", f"@{cores.family}")
+    code = execution.code or c.code
+    at = (f"@{code}", f"@{cores.family}")
     terms = [
         _term("compute", "tensor.dense", at, work.dense / flops),
         _term("compute", "tensor.experts", at, work.experts / flops),
@@ -320,7 +247,7 @@ def _graph(c: Configuration, cores: Cores, execution: Execution, copies: float) 
         _term("compute", "tensor.attention", at, work.attention / flops),
         _term("compute", "vector.elements", at, work.elements / (cores.vector * each)),
         _term("compute", _softmax(c, cores), at, work.scores / (cores.vector * each)),
-        _term("compute", "dma.spilled", at, 0.0 if c.code in _FLASH else work.spilled / (cores.dma * each)),
+        _term("compute", "dma.spilled", at, 0.0 if code in _FLASH else work.spilled / (cores.dma * each)),
         _term("compute", "dma.ragged", at, work.ragged * _ELEMENT / (cores.dma * each)),
         _term("serial", "vector.narrow", at, work.narrow * TILE / cores.vector),
         _term("serial", "vector.context", at, work.lanes * TILE / cores.vector),

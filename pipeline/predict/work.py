@@ -18,6 +18,7 @@ TILE: Final = 128  # rows and columns of the tensor engine's array
 _ON_CHIP: Final = 12 << 20  # bytes of one head's attention matrices: half of the SBUF
 _LEAST_ROWS: Final = 64  # rows that a tile takes at least: the time to load the next one
 _ALIGNED: Final = 32  # columns of a block that engines transpose
+_POOLED: Final = 9  # places of the window after a stem, over which the largest is taken
 _WIDE: Final = 4  # bytes of fp32
 _NARROW: Final = 2  # bytes of bf16
 
@@ -37,7 +38,7 @@ class Work:
     experts: float = 0.0  # of those with the weights of experts
     convolved: float = 0.0  # of convolutions
     attention: float = 0.0  # of products between activations, in whole tiles
-    calls: float = 0.0  # of attention in decoding: one for each layer, sequence and head
+    calls: float = 0.0  # of attention in decoding: one for each layer, sequence and head of keys
     scores: float = 0.0  # elements of attention matrices
     spilled: float = 0.0  # bytes of those that do not fit on the chip, written and read
     ragged: float = 0.0  # activations with a last axis that fills no whole lanes, moved one by one
@@ -66,11 +67,15 @@ class Work:
             self.ragged += times * rows * inner
 
     def convolution(self, positions: float, kernel: int, inner: int, columns: int, *, times: int = 1) -> None:
-        """A convolution, as a product over its window, of one image; one pass adds the bias and activates."""
+        """A convolution of one image; one pass adds the bias and activates. Channels that fill half a tile are
+        multiplied for one place of the window after the other, fewer ones for all places together."""
         before, ragged = self.dense, self.ragged
-        self.product(self.batch * positions, kernel * kernel * inner, columns, times=times)
-        self.convolved, self.dense, self.ragged = self.convolved + self.dense - before, before, ragged
-        self.elements += times * self.batch * positions * columns
+        rows, window = self.batch * positions, kernel * kernel
+        self.product(rows, window * inner, columns, times=times)
+        tiles = window * _tiled(inner) if 2 * inner >= TILE else _tiled(window * inner)
+        self.convolved += 2 * times * max(rows, _LEAST_ROWS) * tiles * _tiled(columns)
+        self.dense, self.ragged = before, ragged
+        self.elements += times * rows * columns
         self.convolutions += times
 
     def attend(self, heads: float, queries: float, context: float, head_dim: float, *, times: float = 1) -> None:
@@ -99,6 +104,7 @@ class Execution:
 
     work: Work
     times: float = 1
+    code: str = ""  # its generator, if it is not that of the row
 
 
 def transformer(work: Work, a: Architecture, *, tokens: float, context: float, cross: float = 0) -> None:
@@ -126,16 +132,18 @@ def _kv_heads(a: Architecture, tp: int) -> int:
 
 
 def _feed_forward(work: Work, a: Architecture, rows: float) -> None:
-    """Dense and expert layers. Experts are read that at least one of the rows selects, if rows select evenly."""
+    """Dense and expert layers; all are expert layers but `dense_layers`, if there are experts."""
     hidden, layers = a["hidden"], a["layers"]
     projections = 3 if a.get("gated", a.get("kind") == "decoder") else 2
-    experts = a.get("experts", 0)
-    dense = math.ceil((a.get("shared_intermediate", 0) if experts else a["intermediate"]) / work.tp)
-    if dense:
-        work.product(rows, hidden, dense, times=layers * projections)
-        work.elements += layers * rows * projections * dense
-    if experts:
-        _experts(work, a, rows, projections)
+    expert_layers = layers - a.get("dense_layers", 0) if a.get("experts") else 0
+    shared = a.get("shared_intermediate", 0)
+    for size, times in ((a["intermediate"], layers - expert_layers), (shared, expert_layers)):
+        columns = math.ceil(size / work.tp)
+        if columns and times:
+            work.product(rows, hidden, columns, times=times * projections)
+            work.elements += times * rows * projections * columns
+    if expert_layers:
+        _experts(work, {**a, "layers": expert_layers}, rows, projections)
     work.elements += layers * rows * 5 * hidden
     work.exchange(rows * hidden, times=layers)
 
@@ -166,7 +174,7 @@ def decode(a: Architecture, *, batch: int, context: int, tp: int) -> Work:
     kv_heads = _kv_heads(a, tp)
     head_dim = a.get("head_dim", a["hidden"] // a["heads"])
     heads = math.ceil(a["heads"] / tp)
-    work.calls += a["layers"] * batch * heads
+    work.calls += a["layers"] * batch * kv_heads  # queries that share keys are one product
     work.lanes += a["layers"] * context * math.ceil(batch * heads / TILE)
     work.cache += 2.0 * a["layers"] * batch * context * kv_heads * head_dim * _NARROW
     _language_head(work, a, batch)
@@ -188,6 +196,13 @@ def _language_head(work: Work, a: Architecture, rows: int) -> None:
     work.exchange(rows * columns)
     work.inputs += rows * 3 * 8
     work.outputs += rows * columns * _WIDE / TILE
+
+
+def training_head(work: Work, a: Architecture, tokens: int) -> None:
+    """The logits of all tokens but the last, which `prefill` counts."""
+    columns = math.ceil(a["vocab"] / work.tp)
+    work.product(work.batch * (tokens - 1), a["hidden"], columns, bytes_each=0)
+    work.elements += work.batch * tokens * columns * 3
 
 
 def encoder(a: Architecture, *, batch: int, tokens: int) -> Work:
@@ -233,6 +248,7 @@ def resnet(a: Architecture, *, batch: int, width: int, height: int) -> Work:
     expansion, channels = (1 if a["block"] == "basic" else 4), 64
     area = width * height / 16
     work.convolution(4 * area, 7, 3, channels)
+    work.elements += _POOLED * batch * area * channels
     for stage, depth in enumerate(a["depths"]):
         inner = 64 << stage
         area /= 4 if stage else 1
@@ -300,8 +316,10 @@ def perceiver(a: Architecture, *, batch: int) -> Work:
     latents, hidden, inputs, channels = a["latents"], a["hidden"], a["inputs"], a["channels"]
     if "projected_from" in a:
         work.product(batch * inputs, a["projected_from"], channels // 2)
+        work.product(inputs, channels // 2, channels // 2)  # of the trained positions
     if "stem" in a:
         work.convolution(112 * 112, 7, 3, a["stem"])
+        work.elements += _POOLED * batch * 56 * 56 * a["stem"]
     width = channels
     work.product(batch * inputs, channels, 2 * width)
     work.product(batch * latents, hidden, width)
@@ -336,7 +354,7 @@ def diffusion(a: Architecture, *, width: int, height: int) -> tuple[Execution, .
         words = Work()
         transformer(words, text, tokens=a["context"], context=a["context"])
         words.outputs += a["context"] * text["hidden"] * _NARROW
-        executions.append(Execution(words, 2))
+        executions.append(Execution(words, 2, "traced"))
     for part in (a, a["refiner"]) if "refiner" in a else (a,):
         step = Work()
         if "unet" in part:
@@ -352,6 +370,7 @@ def diffusion(a: Architecture, *, width: int, height: int) -> tuple[Execution, .
 
 def _unet(work: Work, a: Architecture, width: int, height: int, context: int) -> None:
     widths, depths = a["widths"], a["transformers"]
+    text = {"heads": a.get("heads", 0), "cross": a["cross"], "context": context}
     area, channels = float(width * height), widths[0]
     work.convolution(area, 3, a["inputs"], channels)
     skips = [channels]
@@ -359,20 +378,20 @@ def _unet(work: Work, a: Architecture, width: int, height: int, context: int) ->
         for _ in range(2):
             _residual(work, area, channels, columns)
             channels = columns
-            _cross_transformer(work, area, columns, depths[stage], a["cross"], context)
+            _cross_transformer(work, area, columns, depths[stage], **text)
             skips.append(channels)
         if stage < len(widths) - 1:
             area /= 4
             work.convolution(area, 3, channels, channels)
             skips.append(channels)
     _residual(work, area, channels, channels)
-    _cross_transformer(work, area, channels, max(depths[-1], 1), a["cross"], context)
+    _cross_transformer(work, area, channels, a.get("middle", max(depths[-1], 1)), **text)
     _residual(work, area, channels, channels)
     for stage in reversed(range(len(widths))):
         for _ in range(3):
             _residual(work, area, channels + skips.pop(), widths[stage])
             channels = widths[stage]
-            _cross_transformer(work, area, channels, depths[stage], a["cross"], context)
+            _cross_transformer(work, area, channels, depths[stage], **text)
         if stage:
             area *= 4
             work.convolution(area, 3, channels, channels)
@@ -387,11 +406,20 @@ def _residual(work: Work, area: float, inner: int, columns: int) -> None:
     work.elements += work.batch * area * 4 * (inner + columns)  # two group normalizations with their activations
 
 
-def _cross_transformer(work: Work, area: float, hidden: int, layers: int, cross: int, context: int) -> None:
+def _cross_transformer(
+    work: Work, area: float, hidden: int, layers: int, *, heads: int, cross: int, context: int
+) -> None:
+    """A block of transformers between convolutions; its heads have 64 channels where their number is not given."""
     if not layers:
         return
     rows = work.batch * area
-    own = {"hidden": hidden, "heads": max(hidden // 64, 8), "layers": layers, "intermediate": 4 * hidden, "gated": True}
+    own = {
+        "hidden": hidden,
+        "heads": heads or hidden // 64,
+        "layers": layers,
+        "intermediate": 4 * hidden,
+        "gated": True,
+    }
     transformer(work, own, tokens=area, context=area)
     work.product(rows, hidden, hidden, times=2 * layers)
     work.product(work.batch * context, cross, 2 * hidden, times=layers)
@@ -404,6 +432,7 @@ def _diffusion_transformer(work: Work, a: Architecture, width: int, height: int,
     tokens = (width // a["patch"]) * (height // a["patch"])
     work.product(tokens, 4 * a["patch"] ** 2, a["hidden"])
     transformer(work, a, tokens=tokens, context=tokens, cross=context)
+    work.elements += 6 * a["layers"] * tokens * a["hidden"]  # modulated by the time step, and gated
     work.product(tokens, a["hidden"], 8 * a["patch"] ** 2)
 
 

@@ -107,6 +107,12 @@ EXECUTOR: Final = ExitCode(
     "Check the address in the message, then run the same command again; built cells are cached.",
     ("nxpipe.pipeline.util.errors:ExecutorUnavailable",),
 )
+NO_PLAN: Final = ExitCode(
+    18,
+    "no-plan",
+    "No instance type meets the objectives of a plan within its budget, or fits the model.",
+    "The output says why each is not possible: relax an objective, raise the budget, or pass another `--instance`.",
+)
 STORE: Final = ExitCode(
     20,
     "store",
@@ -251,6 +257,7 @@ TABLE: Final = (
     INCOMPLETE,
     REGRESSION,
     EXECUTOR,
+    NO_PLAN,
     STORE,
     NOT_FOUND,
     CORRUPT,

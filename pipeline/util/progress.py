@@ -1,4 +1,4 @@
-"""Progress of transfers on stderr: a bar on a terminal, periodic lines elsewhere, JSON lines with --json."""
+"""Progress of transfers and calculations on stderr: a bar on a terminal, periodic lines elsewhere, or JSON lines."""
 
 import shutil
 import time
@@ -24,16 +24,19 @@ Watch = Callable[[str, int], AbstractContextManager[Sent]]
 
 
 class Progress:
-    """The progress of one transfer; `sent` may be called by one thread at a time.
+    """The progress of a transfer, or of a calculation in another `unit`; `sent` may be called by one thread at a time.
 
     With `--json`, prints periodic lines `{"done": .., "total": .., "bytes_per_second": .., "seconds_left": ..}`. With
     `--quiet`, prints nothing.
     """
 
-    def __init__(self, console: Console, title: str, total: int, clock: _Clock = time.monotonic) -> None:
+    def __init__(
+        self, console: Console, title: str, total: int, clock: _Clock = time.monotonic, unit: str = "bytes"
+    ) -> None:
         self._console = console
         self._title = for_terminal(title)
         self._total = total
+        self._unit = unit
         self._clock = clock
         self._live = console.live
         self._interval = _TERMINAL_INTERVAL if self._live else _LOG_INTERVAL
@@ -64,7 +67,8 @@ class Progress:
         rate = max(self._done - before, 0) / (now - began)
         left = (self._total - self._done) / rate if rate else None
         if self._console.json:
-            figures = {"done": self._done, "total": self._total, "bytes_per_second": round(rate), "seconds_left": left}
+            speed = {"bytes_per_second": round(rate)} if self._unit == "bytes" else {"unit": self._unit}
+            figures = {"done": self._done, "total": self._total, **speed, "seconds_left": left}
             self._console.data_line(figures, err=True)
         elif self._live:
             filled = _BAR * min(self._done, self._total) // self._total if self._total else _BAR
@@ -77,12 +81,14 @@ class Progress:
         # Retries may send more than the total.
         share = 100 * min(self._done, self._total) // self._total if self._total else 100
         time_left = "" if left is None else f", {_duration(left)} left"
+        if self._unit != "bytes":
+            return f"{self._title}: {share} % of {self._total} {self._unit}{time_left}"
         return f"{self._title}: {share} % of {human_bytes(self._total)}, {human_bytes(round(rate))}/s{time_left}"
 
 
 @contextmanager
-def watching(console: Console, title: str, total: int) -> Iterator[Sent]:
-    with Progress(console, title, total) as progress:
+def watching(console: Console, title: str, total: int, unit: str = "bytes") -> Iterator[Sent]:
+    with Progress(console, title, total, unit=unit) as progress:
         yield progress.sent
 
 

@@ -354,6 +354,7 @@ def test_an_instance_without_a_group_cannot_be_replaced(fleet: Fleet) -> None:
     assert "is in no Auto Scaling group that could replace it" in answer.err
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("most", [1, 2])
 def test_of_many_instances_at_most_so_many_leave_service_as_the_fleet_allows(
     fleet: Fleet, most: int, monkeypatch: pytest.MonkeyPatch

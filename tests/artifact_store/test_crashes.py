@@ -80,9 +80,12 @@ def assert_only_whole_things_are_visible(root: Path) -> None:
             assert path.startswith(("ac/", "tmp/"))
 
 
-def test_a_publisher_killed_before_any_step_leaves_nothing_half_done(tmp_path: Path) -> None:
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("first", range(1, 5))
+def test_a_publisher_killed_before_any_step_leaves_nothing_half_done(tmp_path: Path, first: int) -> None:
+    """Every fourth step: each has its turn within four commits."""
     killed, visible = 0, set()
-    for step in range(1, 1000):
+    for step in range(first, 1000, 4):
         root = tmp_path / f"{step}"
 
         status = in_child(partial(publish_until, step, root))
@@ -95,8 +98,8 @@ def test_a_publisher_killed_before_any_step_leaves_nothing_half_done(tmp_path: P
             assert os.waitstatus_to_exitcode(status) == 0
             break
         killed += 1
-    # Every file operation had its turn, before and after the moment of publication.
-    assert killed > 30
+    # File operations had their turns, before and after the moment of publication.
+    assert killed >= 7
     assert visible == {0, 1}
 
 

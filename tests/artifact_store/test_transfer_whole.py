@@ -6,15 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from threading import Event
 from typing import Any
 
 import pytest
 
 from nxpipe.artifact_store.documents import Blob
-from nxpipe.artifact_store.errors import Corrupt, StoreUnavailable
+from nxpipe.artifact_store.errors import Changed, Corrupt, StoreUnavailable
 from nxpipe.artifact_store.fetch import local_files, partial, ranges
 from nxpipe.artifact_store.fetch.folder import WEIGHTS, fetch, size_of
 from nxpipe.artifact_store.fetch.read_cache import ReadCache
@@ -313,13 +315,71 @@ def test_many_large_blobs_are_streams_that_go_on_where_they_were_cut(
     assert all(start % 4000 == 0 for start in starts)
 
 
-def _cut(chunks: Iterator[bytes], after: int) -> Iterator[bytes]:
+def test_a_stream_of_a_replaced_object_goes_on_behind_its_complete_ranges(
+    place: Folder, tmp_path: Path, in_ranges: None
+) -> None:
+    wanted = model(place, *range(8))
+    backend, replaced = counting(place.backend), set[str]()
+    whole_read = backend.read
+
+    def read(path: str, start: int = 0, stop: int | None = None, **more: Any) -> Any:
+        chunks = whole_read(path, start, stop, **more)
+        if stop is None or stop < LARGE or path in replaced:
+            return chunks
+        replaced.add(path)
+        return _cut(chunks, 9000, Changed("replaced"))
+
+    backend.read = read
+    result: list[int] = []
+    fetch(afar([backend], ReadCache(tmp_path / "cache")).blobs, wanted, tmp_path / "served", result.append)
+    assert (tmp_path / "served" / WEIGHTS).read_bytes() == fetched_plainly(place, wanted, tmp_path)
+    assert sum(result) == size_of(wanted)
+    assert sorted(start for path, start in backend.reads if path in replaced) == [0] * 8 + [8000] * 8
+
+
+def test_streams_end_at_their_next_chunk_when_the_user_cancels(place: Folder, tmp_path: Path, in_ranges: None) -> None:
+    wanted = model(place, *range(8))
+    backend, began, ended = counting(place.backend), set[str](), list[str]()
+    whole_read = backend.read
+
+    def read(path: str, start: int = 0, stop: int | None = None, **more: Any) -> Any:
+        chunks = whole_read(path, start, stop, **more)
+        return chunks if stop is None or stop < LARGE else slow(path, chunks)
+
+    def slow(path: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        began.add(path)
+        if len(began) == 8 and not interrupted.is_set():
+            interrupted.set()
+            os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(6000):  # a minute
+            yield b""
+            time.sleep(0.01)
+        ended.append(path)
+        yield from chunks
+
+    interrupted = Event()
+    backend.read = read
+    with pytest.raises(KeyboardInterrupt):
+        fetch(afar([backend], ReadCache(tmp_path / "cache")).blobs, wanted, tmp_path / "served")
+    assert interrupted.is_set()
+    assert not ended
+
+
+def test_a_blob_larger_than_its_share_keeps_its_parallel_ranges(in_ranges: None) -> None:
+    even = [Blob(sha256=f"{number:064x}", size=8000) for number in range(6)]
+    small, huge = Blob(sha256="a" * 64, size=100), Blob(sha256="b" * 64, size=100_000)
+    assert ranges.streamed([small, *even]) == set(even)
+    assert ranges.streamed([small, *even, huge]) == set(even)
+    assert not ranges.streamed([small, *even[:5], huge])
+
+
+def _cut(chunks: Iterator[bytes], after: int, error: Exception | None = None) -> Iterator[bytes]:
     left = after
     for chunk in chunks:
         yield chunk[:left]
         left -= len(chunk)
         if left <= 0:
-            raise StoreUnavailable("cut off")
+            raise error or StoreUnavailable("cut off")
 
 
 @pytest.mark.parametrize("fault", ["longer", "shorter", "changed", "changed after a resume"])

@@ -147,6 +147,11 @@ def test_what_a_program_is_predicted_to_take_stands_beside_what_its_build_took()
     assert first["predicted"] == {"in_short": "1.50 ms predicted", "latency_ns": 1.5e6, "bound_by": "tensor"}
     assert second["predicted"] is None
     assert "1.50 msbound by tensor" in Page(page(found)).said()
+    times = {"ms": 5.75, "device_ms": 1.5, "collectives_ms": 4.0, "host_ms": 0.25}
+    predicted[of.artifacts[0].key]["forward-b1-s64"] = figures | {"this_program": times}
+    found = report(results(of, ends(course(of))), predicted=predicted)
+    assert found["artifacts"][0]["cells"][0]["predicted"]["this_program"] == times
+    assert "5.75 mshost 0.25 ms, collectives 4.00 ms" in Page(page(found)).said()
 
 
 def test_what_this_machine_is_said_to_be_holds() -> None:

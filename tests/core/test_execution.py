@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.hardware.instance import INSTANCES
+from nxpipe.emulator.hardware.links import host_ns
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.collective import (
@@ -21,7 +22,7 @@ from nxpipe.emulator.isa.collective import (
 from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Far, contiguous
 from nxpipe.emulator.isa.program import Program
-from nxpipe.emulator.schedule.execution import CALL_NS, Execution, execute, fixed_ns, host_ns
+from nxpipe.emulator.schedule.execution import Execution, copied, execute, fixed_ns
 from nxpipe.emulator.schedule.timeline import latency_ns
 from tests.isa.assembler import program as parsed
 
@@ -93,10 +94,11 @@ def found(program: Program, in_flight: float) -> Execution:
 def test_requests_in_flight_overlap_host_and_device_up_to_the_longer_of_both() -> None:
     program = of(32)
     one, two, many = (found(program, number) for number in (1, 2, 63))
-    assert one.host == pytest.approx(CALL_NS + 2 * (1 << 20) / 16)
+    assert one.host == pytest.approx(host_ns(2 * (1 << 20)))
     assert one.cycle == one.device + one.host
     assert two.cycle == many.cycle == max(one.device, one.host)
-    assert host_ns(replace(program, buffers=())) == CALL_NS
+    assert copied(replace(program, buffers=())) == 0
+    assert host_ns(0) < host_ns(1 << 20)
 
 
 def test_no_execution_is_below_its_floor() -> None:

@@ -111,6 +111,26 @@ def test_a_partition_has_its_rows_of_a_tile_of_a_parameter_side_by_side(
     np.testing.assert_array_equal(machine.read("w"), matrix.T if transposed else matrix)
 
 
+def test_each_matrix_of_a_parameter_is_in_tiles_of_its_own() -> None:
+    experts = np.arange(3 * 300 * 20, dtype=np.float32).reshape(3, 20, 300)
+    kept = []
+    for shape, order in (((3, 300, 20), (0, 2, 1)), ((300, 20), (1, 0))):
+        size = 300 * 20 * (3 if len(shape) == 3 else 1)
+        buffers = (
+            Buffer(Role.PARAMETER, ("w",), F32, shape, order, tile=8),
+            Buffer(Role.OUTPUT, ("y",), F32, (size,), address=4 * size),
+        )
+        copy = DmaCopy(engine=Engine.DMA0, dst=whole(1, F32, size), src=whole(0, F32, size))
+        for tensor in [experts] if len(shape) == 3 else experts:
+            machine = Machine(Program("v2", 1, buffers, (copy,)))
+            machine.write("w", tensor)
+            machine.execute()
+            np.testing.assert_array_equal(machine.read("w"), tensor)
+            kept.append(machine.read("y"))
+    together, *alone = kept
+    np.testing.assert_array_equal(together, np.concatenate(alone))
+
+
 def test_a_loop_finds_each_layers_weight_by_its_index() -> None:
     buffers = (
         Buffer(Role.PARAMETER, ("layers.0", "layers.1", "layers.2"), BF16, (2, 2)),

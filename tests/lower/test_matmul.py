@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
+from nxpipe.emulator.isa.operands import Far
 from nxpipe.emulator.isa.program import Role, instructions
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.ops import Binary, Cast, Gather, GroupedMatMul, Linear, MatMul, SliceUpdate, Transpose, Unary
@@ -44,10 +46,15 @@ def _matmul(draw: Draw, *, whole: bool = True) -> Value:
 
 
 def _grouped(draw: Draw, *, whole: bool = True) -> Value:
-    rows, inner, columns, groups = draw.size(), draw.size(), draw.size(), draw.integer(1, 5)
+    rows, inner, columns, groups = draw.size(), draw.size(), draw.size(), draw.integer(1, 12)
     dtype = draw.one_of(MULTIPLIED[:4])
-    shapes = (rows, inner), (groups, inner, columns)
-    x, matrices = (draw.tensor(shape, dtype, numbers=draw.factors(shape, dtype, whole=whole)) for shape in shapes)
+    x = draw.tensor((rows, inner), dtype, numbers=draw.factors((rows, inner), dtype, whole=whole))
+    turned = draw.integer(0, 1)
+    shape = (groups, columns, inner) if turned else (groups, inner, columns)
+    numbers = draw.factors(shape, dtype, whole=whole)
+    is_parameter = draw.integer(0, 2)
+    matrices = draw.parameter(numbers, dtype) if is_parameter else draw.tensor(shape, dtype, numbers=numbers)
+    matrices = draw.builder.add(Transpose((0, 2, 1)), matrices) if turned else matrices
     ends = draw.random.integers(-2, rows + 3, groups).astype(np.int64)
     if draw.integer(0, 1):
         ends = np.sort(ends)
@@ -187,6 +194,82 @@ def test_both_sides_of_a_product_may_be_transposed() -> None:
         return builder.add(MatMul(BF16), builder.add(turn, a), builder.add(turn, b))
 
     require_equal(case(build, wholes(2, 165, 70, dtype=BF16), wholes(2, 90, 165, dtype=BF16, seed=1)))
+
+
+def _is_gathered(graph: Graph, core: str = "v2") -> bool:
+    """True if the program reads its parameter by row numbers."""
+    program = lower(graph, core)
+    far = (place for step in instructions(program.body) for place in step.read() if isinstance(place, Far))
+    return any(place.rows is not None and program.buffers[place.buffer].role is Role.PARAMETER for place in far)
+
+
+@settings(max_examples=6)
+@given(
+    st.integers(1, 8),
+    st.sampled_from([1, 2, 3, 5, 7, 8]),
+    st.integers(8, 21),
+    st.integers(1, 700),
+    st.integers(1, 1300),
+    st.booleans(),
+    st.sampled_from(["v2", "v3"]),
+    st.integers(0, 1000),
+)
+def test_each_row_is_multiplied_by_the_matrix_of_its_expert(
+    tokens: int, chosen: int, experts: int, inner: int, columns: int, turned: bool, core: str, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    experts_of = np.sort(np.concatenate([random.permutation(experts)[:chosen] for _ in range(tokens)]))
+    ends = Given(np.cumsum(np.bincount(experts_of, minlength=experts)), DType.INT64)
+    shape = (experts, columns, inner) if turned else (experts, inner, columns)
+    x = wholes(tokens * chosen, inner, dtype=BF16, most=1, seed=seed)
+    weights = wholes(*shape, dtype=BF16, most=1, seed=seed + 1, role=Role.PARAMETER)
+
+    def build(builder: GraphBuilder, rows: Value, matrices: Value, ends: Value) -> Value:
+        matrices = builder.add(Transpose((0, 2, 1)), matrices) if turned else matrices
+        return builder.add(GroupedMatMul(BF16), rows, matrices, ends)
+
+    require_equal(case(build, x, weights, ends), cores=(core,), orders=("hostile",))
+
+
+@pytest.mark.parametrize(("rows", "gathers"), [(1, True), (4, True), (100, False)])
+def test_experts_are_read_by_their_number_where_few_rows_need_them(rows: int, gathers: bool) -> None:
+    ends = Given(np.arange(1, 33) * rows // 32, DType.INT64)
+    experts = wholes(32, 300, 1100, dtype=BF16, most=1, role=Role.PARAMETER)
+    made = of(GroupedMatMul(BF16), wholes(rows, 300, dtype=BF16, most=1), experts, ends)
+    assert _is_gathered(made.graph) is gathers
+    require_equal(made, cores=("v2",), orders=("hostile",))
+
+
+def test_an_infinite_expert_concerns_no_row_of_another() -> None:
+    experts = np.random.default_rng(0).integers(-2, 3, (40, 260, 70)).astype(np.float32)
+    experts[3] = np.inf
+    given = wholes(4, 260, dtype=BF16), Given(experts, BF16, Role.PARAMETER)
+    ends = Given(np.minimum(np.arange(40), [0, 1, 2, 2, *[4] * 36]), DType.INT64)
+    made = of(GroupedMatMul(BF16), *given, ends)
+    assert _is_gathered(made.graph)
+    require_equal(made)
+
+
+def test_gathered_rows_behind_all_groups_are_zero() -> None:
+    experts = wholes(40, 260, 70, dtype=BF16, role=Role.PARAMETER)
+    made = of(GroupedMatMul(BF16), wholes(5, 260, dtype=BF16, seed=1), experts, Given(np.full(40, 3), DType.INT64))
+    assert _is_gathered(made.graph)
+    require_equal(made)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_experts_are_cast_and_transposed_by_the_host_if_only_grouped_matmuls_read_them(shared: bool) -> None:
+    def build(builder: GraphBuilder, x: Value, experts: Value, ends: Value) -> dict[str, Value]:
+        turned = builder.add(Transpose((0, 2, 1)), experts)
+        product = builder.add(GroupedMatMul(BF16), x, builder.add(Cast(BF16), turned), ends)
+        return {"product": product} | ({"also": builder.add(Unary("negate"), experts)} if shared else {})
+
+    experts = wholes(6, 40, 300, role=Role.PARAMETER)
+    ends = Given(np.array([0, 1, 1, 2, 3, 3]), DType.INT64)
+    made = case(build, wholes(3, 300, dtype=BF16, seed=1), experts, ends)
+    tiles = [buffer.tile for buffer in lower(made.graph, "v2").buffers if buffer.role is Role.PARAMETER]
+    assert sorted(tiles) == ([0, 512] if shared else [512])
+    require_equal(made)
 
 
 def test_rows_behind_all_groups_are_zero() -> None:

@@ -14,14 +14,14 @@ from nxpipe.emulator.isa.affine import Affine, index, rotating_offset
 from nxpipe.emulator.isa.dma import DmaCopy
 from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
-from nxpipe.emulator.isa.program import Loop, Role, Step, instructions
+from nxpipe.emulator.isa.program import Loop, Program, Role, Step, instructions
 from nxpipe.emulator.isa.vector import TensorCopy
 from nxpipe.emulator.lower import backend, lower
 from nxpipe.emulator.lower.backend import BACKEND, run_backend
 from nxpipe.emulator.lower.copy_elimination import _Mapping
 from nxpipe.emulator.lower.kernel import Allocation
 from nxpipe.emulator.lower.loop_pipelining import _Cut
-from nxpipe.emulator.lower.records import ResidentProgram, TargetGraph
+from nxpipe.emulator.lower.records import Record, ResidentProgram, TargetGraph
 from nxpipe.emulator.lower.tile_placement import overlapping
 from nxpipe.emulator.ops import Attention, Binary, Linear, Reshape, RmsNorm, Transpose, Unary
 from tests.lower.harness import Case, case, floats, run
@@ -105,11 +105,13 @@ def _case(rows: int, width: int = 256) -> Case:
     return case(_layer, floats(rows, width, dtype=BF16), *weights)
 
 
-@pytest.fixture(scope="module", name="layer")
-def _layer_case() -> Case:
-    return _case(384)
+@pytest.fixture(scope="module")
+def records() -> dict[str, Record]:
+    """What each step of the back end makes of a layer of 384 rows."""
+    return dict(run_backend(TargetGraph(_case(384).graph, "v2", 1)))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("core", ["v2", "v3"])
 @pytest.mark.parametrize("rows", [1, 8, 128, 200, 384])
 def test_scheduling_changes_no_bit_of_a_layer(rows: int, core: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,8 +127,8 @@ def test_scheduling_changes_no_bit_of_a_layer(rows: int, core: str, monkeypatch:
             assert np.array_equal(values, expected[name], equal_nan=True), f"{name} in the order {order}"
 
 
-def _resident(one: Case, after: str) -> ResidentProgram:
-    record = dict(run_backend(TargetGraph(one.graph, "v2", 1)))[after]
+def _resident(records: dict[str, Record], after: str) -> ResidentProgram:
+    record = records[after]
     assert isinstance(record, ResidentProgram)
     return record
 
@@ -136,14 +138,14 @@ def _within_sbuf(body: tuple[Step, ...]) -> list[DmaCopy]:
     return [copy for copy in copies if isinstance(copy.dst, Tile) and isinstance(copy.src, Tile)]
 
 
-def test_engines_access_promoted_buffers_without_copies_of_them(layer: Case) -> None:
-    before, after = (_within_sbuf(_resident(layer, step).body) for step in ("reserve_sbuf", "forward_copies"))
+def test_engines_access_promoted_buffers_without_copies_of_them(records: dict[str, Record]) -> None:
+    before, after = (_within_sbuf(_resident(records, step).body) for step in ("reserve_sbuf", "forward_copies"))
     assert before
     assert not [copy for copy in after if copy.dst.start == copy.src.start]  # type: ignore[union-attr]
 
 
-def test_tiles_that_are_live_together_share_no_bytes_and_a_moved_tile_is_found(layer: Case) -> None:
-    placed = _resident(layer, "schedule_kernels")
+def test_tiles_that_are_live_together_share_no_bytes_and_a_moved_tile_is_found(records: dict[str, Record]) -> None:
+    placed = _resident(records, "schedule_kernels")
     assert not list(overlapping(placed))
     numbers = sorted(placed.emitted.allocations)
     moved = dict.fromkeys(numbers, placed.emitted.allocations[numbers[0]])
@@ -153,8 +155,9 @@ def test_tiles_that_are_live_together_share_no_bytes_and_a_moved_tile_is_found(l
     assert list(overlapping(spoiled))
 
 
-def test_loads_that_need_no_kernel_are_on_queues_without_other_copies(layer: Case) -> None:
-    program = lower(layer.graph, "v2")
+def test_loads_that_need_no_kernel_are_on_queues_without_other_copies(records: dict[str, Record]) -> None:
+    program = records[BACKEND[-1].__name__]
+    assert isinstance(program, Program)
     queues: dict[Engine, set[bool]] = {}
     for step in instructions(program.body):
         if step.engine in DMA_QUEUES and isinstance(step, DmaCopy):

@@ -46,6 +46,19 @@ MORE = [
     ("vae", None, "forward"),
     ("wav2vec2", "Wav2Vec2ForCTC", "forward"),
 ]
+_MIXTURE = {"vocab_size": 60, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
+_MIXTURE |= {"num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 64}
+MIXTURES = {
+    "MixtralForCausalLM": {"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2},
+    "Qwen2MoeForCausalLM": {"model_type": "qwen2_moe", "num_experts": 7, "num_experts_per_tok": 3}
+    | {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 32},
+    "Qwen3MoeForCausalLM": {"model_type": "qwen3_moe", "num_experts": 32, "num_experts_per_tok": 8}
+    | {"moe_intermediate_size": 24},
+    "GptOssForCausalLM": {"model_type": "gpt_oss", "num_local_experts": 33, "num_experts_per_tok": 4}
+    | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8},
+    "Llama4ForCausalLM": {"model_type": "llama4_text", "num_local_experts": 4, "num_experts_per_tok": 1}
+    | {"intermediate_size_mlp": 48, "interleave_moe_layer_step": 1},
+}
 QUICK = [("bert", "BertForMaskedLM", "forward"), ("clip", "CLIPModel", "forward")]
 Model = tuple[str, str | None, str]
 
@@ -61,6 +74,24 @@ def test_a_program_answers_as_its_graph_and_as_pytorch_does(model: Model) -> Non
 @pytest.mark.parametrize("model", MODELS + MORE, ids=str)
 def test_a_program_of_every_kind_of_model_answers_as_its_graph_and_as_pytorch_does(model: Model, core: str) -> None:
     require_agreement(wanted(*model), core)
+
+
+@pytest.mark.sample(40)
+@pytest.mark.parametrize("core", ["v2", "v3"])
+@pytest.mark.parametrize("degree", [1, 2])
+@pytest.mark.parametrize(("phase", "batch"), [("decode", 1), ("decode", 3), ("decode", 8), ("prefill", 1)])
+@pytest.mark.parametrize("architecture", MIXTURES)
+def test_a_mixture_of_experts_answers_as_its_graph(
+    architecture: str, phase: str, batch: int, degree: int, core: str
+) -> None:
+    config = _MIXTURE | MIXTURES[architecture] | {"architectures": [architecture]}
+    request = CaptureRequest(config, "text-generation", phase, batch, 16, "float32", 16 if phase == "prefill" else None)
+    program, parameters = compiled(request, degree=degree, core=core), weights(request)
+    inputs = inputs_of(program, request)
+    found, expected = (
+        load.run(inputs) for load in (on_cores(program, parameters, core), by_graph(program, parameters))
+    )
+    assert worst(found, expected) < 5e-6
 
 
 @pytest.mark.slow

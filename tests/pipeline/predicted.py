@@ -30,7 +30,8 @@ def publish(
     figures = {
         f"{phase}-b1-s{bucket}": {
             "time": {"latency_ns": None if ms is None else ms * 1e6},
-            "instructions": {"static": 100 + len(note), "carried_out": 1000},
+            "instructions": {"static": 100 + len(note), "carried_out": 1000, "by_engine": {"tensor": {}}},
+            "hbm": {"compulsory": {"input": 16_000, "output": 1_600_000}},
             "footprint": {"code": 4096},
         }
         for bucket, ms in milliseconds.items()

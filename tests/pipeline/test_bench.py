@@ -58,8 +58,8 @@ def test_what_is_slower_by_more_than_the_threshold_is_a_regression(nxpipe: InPro
     answer = nxpipe("bench", *words)
     assert answer.code == REGRESSION.number
     assert [line.split()[1:] for line in answer.out.splitlines()[1:]] == [
-        ["forward-b1-s16", "1", "1.040", "ms", "1.000", "ms", "+4.0%", "not", "covered"],
-        ["forward-b1-s32", "1", "2.200", "ms", "2.000", "ms", "+10.0%", "not", "covered"],
+        ["forward-b1-s16", "1", "1.040", "ms", "1.000", "ms", "+4.0%", "1.235", "ms", "not", "covered"],
+        ["forward-b1-s32", "1", "2.200", "ms", "2.000", "ms", "+10.0%", "2.395", "ms", "not", "covered"],
     ]
     assert "1 program is predicted to be slower by more than 5%: forward-b1-s32" in answer.err
     assert "by 10.0%; `nxpipe diff" in answer.err

@@ -355,7 +355,7 @@ def test_a_bench_shows_the_calibrated_prediction_beside_the_raw_one(nxpipe: InPr
     assert [line.pop("calibration") for line in lines] == [of] * 3
     assert lines == raw
     rows = nxpipe("bench", name, other, "--calibration", "inf2.json", "--measured").out.splitlines()
-    assert rows[0].split()[-3:] == ["calibrated", "AWS's", "compiler"]
+    assert rows[0].split()[-5:] == ["calibrated", "this", "program", "AWS's", "compiler"]
     column = rows[0].index("calibrated")
     assert [row[column:].split()[:2] for row in rows[1:3]] == [["2.828", "ms"], ["5.657", "ms"]]
     assert rows[3][column:].split()[0] == "-"

@@ -95,3 +95,11 @@ def test_what_came_to_nothing_is_taken_back(capsys: pytest.CaptureFixture[str]) 
         progress.sent(100)
     done = [json.loads(line)["done"] for line in capsys.readouterr().err.splitlines()]
     assert done == [0, 100]
+
+
+def test_a_calculation_is_counted_in_its_own_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with Progress(Console(), "fit constants", 40, clock, unit="fits") as progress:
+        clock.now = 6
+        progress.sent(20)
+    assert capsys.readouterr().err.strip() == "fit constants: 50 % of 40 fits, 6 s left"

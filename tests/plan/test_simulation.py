@@ -1,17 +1,19 @@
 """The simulation of a replica: closed forms of queueing theory, the real scheduler on the same trace, and laws."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from random import Random
+from statistics import stdev
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nxpipe.emulator.hardware import instance
+from nxpipe.emulator.isa.program import Program
 from nxpipe.emulator.lower.backend import run_backend
 from nxpipe.emulator.lower.records import TargetGraph
 from nxpipe.emulator.schedule.timeline import latency_ns
@@ -24,7 +26,7 @@ from nxpipe.pipeline.plan.schedulers import Replica, Scheduling, StepTimes
 from nxpipe.pipeline.plan.simulation import Outcome, quantile_of, simulate
 from nxpipe.pipeline.plan.steps import PredictedSteps, ProgramSteps
 from nxpipe.pipeline.plan.traffic import Arrivals, LengthDistribution, Request, Traffic
-from nxpipe.pipeline.predict.model import architecture
+from nxpipe.pipeline.predict.architectures import architecture
 from nxpipe.pipeline.serving.programs import DecoderPrograms
 from nxpipe.pipeline.serving.scheduler import GenerationRequest, Scheduler
 from tests.serving.decoders import CONFIGS, VOCABULARY, HashDecoder, greedy, programs
@@ -51,28 +53,41 @@ def mean(values: Sequence[float]) -> float:
 # Closed forms
 
 
+def require_near(found: Sequence[float], expected: float) -> None:
+    """Means of independent seeds: their own mean is the closed form, by the spread that they have."""
+    error = stdev(found) / math.sqrt(len(found))
+    assert error < 0.05 * expected, "too few requests to tell"
+    assert abs(mean(found) - expected) < 4 * error
+
+
+def mean_of_steady(outcome: Outcome) -> float:
+    """The mean time to the first token, without the start in which nobody waits."""
+    return mean(outcome.ttft[len(outcome.ttft) // 10 :])
+
+
 def test_one_server_of_constant_time_waits_as_md1() -> None:
     load, service = 0.7, 1.0
     traffic = Traffic(LengthDistribution.parse("10"), LengthDistribution.parse("1"))
     replica = Replica(1, 128, (128,), Scheduling.NXDI)
-    found = simulate(traffic.requests(300_000, 5, load / service), replica, Constant(service, 1.0))
-    waiting = load * service / (2 * (1 - load))
-    assert mean(found.ttft) == pytest.approx(waiting + service, rel=0.02)
-    assert found.busy == pytest.approx(load, rel=0.01)
+    found = [
+        simulate(traffic.requests(4000, seed, load / service), replica, Constant(service, 1.0)) for seed in range(12)
+    ]
+    require_near([mean_of_steady(each) for each in found], load * service / (2 * (1 - load)) + service)
+    require_near([each.busy for each in found], load)
 
 
 @pytest.mark.parametrize("rows", [1, 4])
 def test_exponential_answers_in_rows_wait_as_mmc(rows: int) -> None:
-    token, length, load = 0.001, 1000, 0.8
+    token, length, load = 0.001, 1000, 0.7
     traffic = Traffic(LengthDistribution.parse("10"), LengthDistribution.parse(f"exponential:{length}"))
     service = token * length
     rate = load * rows / service
     replica = Replica(rows, 1 << 20, (128,), Scheduling.NXDI)
-    found = simulate(traffic.requests(250_000, 1, rate), replica, Constant(0.0, token))
+    found = [simulate(traffic.requests(5000, seed, rate), replica, Constant(0.0, token)) for seed in range(16)]
     offered = load * rows
     last = offered**rows / math.factorial(rows) / (1 - load)
     queued = last / (sum(offered**k / math.factorial(k) for k in range(rows)) + last)  # Erlang's C
-    assert mean(found.ttft) == pytest.approx(queued * service / (rows * (1 - load)), rel=0.05)
+    require_near([mean_of_steady(each) for each in found], queued * service / (rows * (1 - load)))
 
 
 @pytest.mark.parametrize("scheduler", list(Scheduling))
@@ -100,7 +115,9 @@ def served(own: DecoderPrograms, milliseconds: dict[str, float], requests: Seque
     decoder.latency_ms = milliseconds.get
     scheduler = Scheduler(decoder)
     random = Random(3)
-    pending, first, last = list(enumerate(requests)), {}, {}
+    pending = list(enumerate(requests))
+    first: dict[int, float] = {}
+    last: dict[int, float] = {}
     clock = 0.0
     while pending or not scheduler.is_idle:
         while pending and pending[0][1].arrival <= clock:
@@ -130,7 +147,10 @@ def emulated_milliseconds(kind: str, phase: str) -> tuple[DecoderPrograms, dict[
     found = {}
     for shape in shapes:
         *_, (_, program) = run_backend(TargetGraph(compile_shape(spec, shape).graph, "v2", 1))
-        found[shape.name] = latency_ns(program) / 1e6
+        assert isinstance(program, Program)
+        nanoseconds = latency_ns(program)
+        assert nanoseconds is not None
+        found[shape.name] = nanoseconds / 1e6
     return DecoderPrograms.of(kind, shapes, 4), found
 
 
@@ -292,3 +312,36 @@ def test_steps_of_a_model_are_predictions_with_their_interval() -> None:
     whole, chunk = steps("nominal").prefill(2048), steps("nominal").prefill(512, 1536)
     assert steps("nominal").prefill(512) <= chunk < whole
     assert steps("nominal").prefill(512, rows=2) == pytest.approx(2 * steps("nominal").prefill(512))
+
+
+def test_points_around_the_predictions_lie_on_the_ellipse_of_their_interval() -> None:
+    name = "meta-llama/Llama-3.1-8B"
+    known = architecture(name)
+    assert known is not None
+    steps = PredictedSteps(name, "inf2.48xlarge", 8, 8, "NxD Inference", known)
+    nominal, *points = steps.around()
+    ends = {"low": replace(steps, bound="low"), "high": replace(steps, bound="high")}
+    asked: tuple[Callable[[StepTimes], float], ...] = (lambda s: s.prefill(2048), lambda s: s.decode(8, 2048))
+    for ask in asked:
+        middle, low, high = (ask(each) for each in (nominal, ends["low"], ends["high"]))
+        assert min(map(ask, points)) == pytest.approx(low)
+        assert max(map(ask, points)) == pytest.approx(high)
+        assert middle == pytest.approx(ask(steps))
+    prompts, tokens = (
+        [math.log(ask(each) / ask(nominal)) / math.log(ask(ends["high"]) / ask(nominal)) for each in points]
+        for ask in asked
+    )
+    for one, other in zip(prompts, tokens, strict=True):
+        assert math.hypot(one, other) == pytest.approx(1.0)
+
+
+def test_a_wider_interval_has_the_same_middle_and_no_time_below_the_floor() -> None:
+    name = "meta-llama/Llama-3.1-8B"
+    known = architecture(name)
+    assert known is not None
+    steps = PredictedSteps(name, "inf2.48xlarge", 8, 8, "NxD Inference", known, widening=1.0)
+    wide = replace(steps, widening=50.0)
+    assert wide.decode(8, 2048) == steps.decode(8, 2048)
+    fast, fastest = (replace(each, bound="low").decode(8, 2048) for each in (steps, wide))
+    weights = 2 * 8.0e9 / (8 * 0.41e12)  # bytes of about 8 billion parameters, at the HBM rate of 8 cores
+    assert 0.9 * weights < fastest < fast

@@ -3,15 +3,19 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from nxpipe.pipeline.predict.constants import predict, read_constants, shipped
+from nxpipe.emulator.hardware.links import collectives_ns, host_ns
+from nxpipe.pipeline.predict.constants import execution_times, predict, read_constants, shipped
 from nxpipe.pipeline.predict.fit import calibrate_from, prior, select
 from nxpipe.pipeline.predict.measurements import cycle_of, read, value_of
 from nxpipe.pipeline.util.errors import InputInvalid
-from nxpipe.pipeline.util.exit_codes import OK, USAGE
+from nxpipe.pipeline.util.exit_codes import INTERRUPTED, OK, USAGE
+from nxpipe.pipeline.util.progress import Progress
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.predict.samples import DECODE, ROW, measured_by, write_table
 
@@ -28,10 +32,18 @@ def table(folder: Path) -> Path:
         for length in (64, 128, 384)
     ]
     decodes = [
-        {**DECODE, "model": model, "batch": str(batch), "tp_degree": str(tp), "cores_used": str(tp)}
+        {
+            **DECODE,
+            "model": model,
+            "batch": str(batch),
+            "tp_degree": str(tp),
+            "cores_used": str(tp),
+            "input_len": tokens,
+        }
         for model in ("meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-13b-hf", "meta-llama/Meta-Llama-3-8B")
         for batch in (1, 8)
         for tp in (2, 8, 24)
+        for tokens in ("128", "3000")
     ]
     return write_table(folder / "table.csv", [*encoders, *decodes])
 
@@ -98,6 +110,49 @@ def test_the_shipped_constants_have_provenance_and_no_constant_of_a_model() -> N
     }
     assert deviations <= codes | families
     assert fitted.families["all"].coverage >= 0.85
+
+
+def test_a_fit_shows_its_progress_and_an_interrupted_one_writes_nothing(
+    tmp_path: Path, nxpipe: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = measured_by(table(tmp_path), {}), tmp_path / "out.json"
+    monkeypatch.setattr("nxpipe.pipeline.util.progress._LOG_INTERVAL", 0.0)
+    run = nxpipe("--json", "calibrate", "--from", str(path), "--out", str(out))
+    steps = [json.loads(line) for line in run.err.splitlines() if line.startswith('{"done"')]
+    assert [step["done"] for step in steps] == list(range(1, steps[0]["total"] + 1))
+    assert {step["unit"] for step in steps} == {"fits"}
+    before = out.read_bytes()
+
+    def interrupted(progress: Progress, size: int) -> None:
+        if progress._done == 2:
+            raise KeyboardInterrupt
+        progress._done += size
+
+    monkeypatch.setattr(Progress, "sent", interrupted)
+    assert nxpipe("calibrate", "--from", str(path), "--out", str(out)).code == INTERRUPTED.number
+    assert out.read_bytes() == before
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["out.json", "table.csv"]
+
+
+def test_the_time_of_a_program_has_the_host_and_what_collectives_cost_beside_the_devices(tmp_path: Path) -> None:
+    figures = {
+        "time": {"latency_ns": 2e6},
+        "instructions": {"by_engine": {"tensor": {}, "collective": {}}},
+        "hbm": {"compulsory": {"input": 16_000_000, "output": 0, "weights": 1 << 30}},
+    }
+    program = SimpleNamespace(name="decode-b1-s128", tensor_parallel=32)
+    manifest: Any = SimpleNamespace(target="trn1", executables=(program,))
+    time = execution_times(manifest, {program.name: figures})[program.name]
+    assert time.device == 2.0
+    assert time.host == pytest.approx(1.0 + host_ns(0) / 1e6)
+    assert time.collectives == collectives_ns("v2", 32) / 1e6 > 0
+    assert time.document()["ms"] == pytest.approx(time.device + time.host + time.collectives)
+    alone = figures | {"instructions": {"by_engine": {"tensor": {}}}}
+    assert execution_times(manifest, {program.name: alone})[program.name].collectives == 0
+    for other in ({}, "x", {"time": {"latency_ns": None}}, figures | {"hbm": {}}):
+        assert execution_times(manifest, {program.name: other}) == {}
+    other_target: Any = SimpleNamespace(target="gpu", executables=(program,))
+    assert execution_times(other_target, {program.name: figures}) == {}
 
 
 def test_a_value_and_its_cycle_are_each_others_inverse(tmp_path: Path) -> None:

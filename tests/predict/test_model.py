@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.pipeline.models import catalogue
-from nxpipe.pipeline.predict import model
+from nxpipe.pipeline.predict import architectures, model
+from nxpipe.pipeline.predict.architectures import architecture, architecture_of
 from nxpipe.pipeline.predict.constants import floor_of, predict, shipped
 from nxpipe.pipeline.predict.measurements import Configuration
 from nxpipe.pipeline.predict.model import Cores, cores_of, duration, graphs, overlapped
-from nxpipe.pipeline.predict.work import NotPredicted
+from nxpipe.pipeline.predict.work import NotPredicted, decode
 
 DECODERS = ("meta-llama/Llama-2-7b-hf", "meta-llama/Meta-Llama-3-70B", "Qwen/Qwen3-8B", "mistralai/Mixtral-8x7B-v0.1")
 INSTANCES = {"inf2.48xlarge": 24, "trn1.32xlarge": 32, "trn2.48xlarge": 64}
@@ -152,3 +153,75 @@ def test_a_model_in_a_folder_is_predicted_by_its_configuration(tmp_path: Path) -
 def test_a_folder_without_the_sizes_of_a_model_is_refused_in_a_sentence(tmp_path: Path, config: object) -> None:
     with pytest.raises(NotPredicted, match=r"config\.json"):
         predict(in_folder(tmp_path, config))
+
+
+SIZES = {"hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16, "vocab_size": 32000}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            {
+                "model_type": "llama4",
+                "text_config": SIZES
+                | {"model_type": "llama4_text", "intermediate_size": 4096, "num_local_experts": 16}
+                | {"num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "intermediate_size_mlp": 8192},
+            },
+            {"experts": 16, "expert_intermediate": 4096, "shared_intermediate": 4096, "dense_layers": 4},
+        ),
+        (
+            {"model_type": "dbrx", "d_model": 1024, "n_layers": 8, "n_heads": 16, "vocab_size": 32000}
+            | {"attn_config": {"kv_n_heads": 8}}
+            | {"ffn_config": {"ffn_hidden_size": 3584, "moe_num_experts": 16, "moe_top_k": 4}},
+            {"kv_heads": 8, "experts": 16, "active_experts": 4, "expert_intermediate": 3584},
+        ),
+        (
+            {"model_type": "falcon", "multi_query": True, "new_decoder_architecture": True, "num_kv_heads": 8, **SIZES},
+            {"kv_heads": 8, "intermediate": 4096, "gated": False},
+        ),
+        ({"model_type": "falcon", "multi_query": True, **SIZES}, {"kv_heads": 1}),
+        ({"model_type": "mpnet", **SIZES}, {"kind": "encoder", "layers": 8}),
+        ({"model_type": "resnet", "depths": [2, 2, 2, 2], "layer_type": "basic"}, {"kind": "resnet", "block": "basic"}),
+        (
+            {"model_type": "bart", "d_model": 512, "encoder_layers": 6, "encoder_attention_heads": 8, "vocab_size": 9}
+            | {"encoder_ffn_dim": 2048},
+            {"kind": "encoder-decoder", "layers": 6, "heads": 8, "intermediate": 2048},
+        ),
+    ],
+)
+def test_a_configuration_gives_the_sizes_of_its_model(config: dict[str, object], expected: dict[str, object]) -> None:
+    found = architecture_of(config)
+    assert found is not None
+    assert {key: found[key] for key in expected} == expected
+
+
+def test_every_architecture_has_a_closed_form_and_a_name_for_equal_sizes_is_one_of_them() -> None:
+    for name in json.loads(Path(architectures.__file__).with_suffix(".json").read_text(encoding="utf-8")):
+        found = architecture(name)
+        assert found is not None, name
+        assert "as" not in found, name
+        if found["kind"] == "decoder":
+            own = Configuration(
+                family="llm-decode", model=name, instance="inf2.48xlarge", metric="tpot_ms", tp=2, sequence=128
+            )
+            assert floor_of(graphs(own)) > 0
+
+
+def test_one_query_head_of_a_group_costs_no_product_of_its_own() -> None:
+    grouped, single = (
+        architecture_of(SIZES | {"model_type": "llama", "num_key_value_heads": heads, "intermediate_size": 4096})
+        for heads in (4, 16)
+    )
+    assert grouped
+    assert single
+    assert decode(grouped, batch=2, context=128, tp=1).calls * 4 == decode(single, batch=2, context=128, tp=1).calls
+
+
+def test_transformers_neuronx_before_2_19_repeats_heads_that_a_degree_does_not_divide() -> None:
+    own = Configuration(
+        family="llm-decode", model="mistralai/Mistral-7B-v0.1", instance="inf2.48xlarge", metric="tpot_ms", tp=24,
+        sequence=8192, batch=8, framework="Transformers NeuronX", sdk="2.18.0",
+    )  # fmt: skip
+    assert floor_of(graphs(own)) > 1.3 * floor_of(graphs(replace(own, sdk="2.19.1")))
+    assert floor_of(graphs(replace(own, tp=8))) == floor_of(graphs(replace(own, tp=8, sdk="2.19.1")))

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 
 from nxpipe.pipeline.models import catalogue
 from nxpipe.pipeline.predict import work
-from nxpipe.pipeline.predict.model import architecture, architecture_of
+from nxpipe.pipeline.predict.architectures import architecture, architecture_of
 
 
 def counted(model: Any, **inputs: Any) -> int:

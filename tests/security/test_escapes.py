@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
+from typing import Final
 
 import click
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.pipeline.cli.main import cli
+from nxpipe.pipeline.fleet.monitor.source import MonitorSettings
 from nxpipe.pipeline.util import console, exit_codes
 from nxpipe.pipeline.util import text as escape
 from nxpipe.pipeline.util.console import Console
@@ -347,10 +349,16 @@ def _commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[
             yield (*path, name), command_
 
 
+_PERIODS: Final = "monitor.json"  # a configuration of neuron-monitor
+_SOONEST: Final = {"--once": ["--once"], "--period": ["--period", "0.1"], "--config-file": ["--config-file", _PERIODS]}
+
+
 def _hostile_words(command_: click.Command) -> Iterator[list[str]]:
-    """The hostile text as all arguments, and with each option in turn. A command that reports without end, once."""
+    """The hostile text as all arguments, and with each option in turn. A command that reports without end, once, after
+    its shortest period."""
     arguments = [EVIL for param in command_.params if isinstance(param, click.Argument)]
-    arguments += ["--once" for param in command_.params if "--once" in param.opts]
+    for param in command_.params:
+        arguments += next((words for name, words in _SOONEST.items() if name in param.opts), [])
     yield arguments
     for option in command_.params:
         if isinstance(option, click.Option) and not option.is_flag and not option.count:
@@ -371,8 +379,10 @@ NEVER_HERE = {("agent", "run"), ("agent", "watch")}  # they ask the metadata ser
     ],
 )
 def test_every_word_of_every_command_is_text_in_what_is_said_of_it(
-    path: tuple[str, ...], words: list[str], nxpipe: InProcess
+    path: tuple[str, ...], words: list[str], nxpipe: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(_PERIODS).write_text(json.dumps(MonitorSettings.every(0.1).document()))
     answer = nxpipe(*path, *words)
     assert answer.code != exit_codes.INTERNAL.number, answer.err
     assert_harmless(answer.out + answer.err)

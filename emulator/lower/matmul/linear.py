@@ -11,21 +11,15 @@ from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, divided
 from nxpipe.emulator.isa.collective import CollectiveAllGather
 from nxpipe.emulator.isa.cost import START_NS, cost, moved
-from nxpipe.emulator.isa.gpsimd import IotaPattern
-from nxpipe.emulator.isa.instruction import Alu, Engine
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Memory, Tile, contiguous
-from nxpipe.emulator.isa.tensor import Matmul
-from nxpipe.emulator.isa.vector import CopyPredicated, Memset, TensorCopy, TensorScalar
-from nxpipe.emulator.lower.epilogue import Epilogue, epilogue_bytes
 from nxpipe.emulator.lower.grouping import EpilogueFusion, RowSharding, has_one_weight
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, RunMajorBlock, Span
 from nxpipe.emulator.lower.kernel_cost import KernelCost
-from nxpipe.emulator.lower.lanes import repeated
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.matmul.chain import Following, MatmulPlan, can_follow
 from nxpipe.emulator.lower.matmul.kernel import MatmulKernel
 from nxpipe.emulator.lower.matmul.tiling import (
-    BANK,
     HbmRows,
     LoadableRows,
     LoadRows,
@@ -33,9 +27,9 @@ from nxpipe.emulator.lower.matmul.tiling import (
     WeightOperand,
     allocate_rows,
 )
-from nxpipe.emulator.lower.transpose import chunks_of, each_chunk, load_matrix
+from nxpipe.emulator.lower.transpose import chunks_of
 from nxpipe.emulator.lower.view import TiledView, View, line, whole
-from nxpipe.emulator.ops import GroupedMatMul, Linear, MatMul
+from nxpipe.emulator.ops import Linear, MatMul
 
 
 @lowers(Linear, MatMul)
@@ -52,7 +46,7 @@ def _batched_matmul(low: Lowering, node: Node) -> None:
     a, b = node.operands
     *batch, rows, columns = node.result.type.shape
     epilogue = low.epilogue(node.result, columns)
-    left, right = low.stored_view(a), low.view(b)
+    left, right = low.stored_view(a), low.weight(b)
     views = [left.broadcast((*batch, *left.shape[-2:])), right.broadcast((*batch, *right.shape[-2:]))]
     for index, (left, right) in batch_loop(low.k, views, len(batch)):
         operand = WeightOperand(node.result, right, None, b.type.dtype.on_device, node.result.type.dtype.on_device)
@@ -282,119 +276,3 @@ def write_gathered_matmuls(
         contiguous = (line(whole_rows.cut((row, count))), line(own_run))
         k.emit(CollectiveAllGather(engine=Engine.COLLECTIVE, dst=contiguous[0], src=contiguous[1]))
     matmuls.via_hbm(whole_rows).write()
-
-
-@lowers(GroupedMatMul)
-def _grouped(low: Lowering, node: Node, op: GroupedMatMul) -> None:
-    rows, matrices, ends = map(low.view, node.operands)
-    x = as_matrix(low, rows, *rows.shape)
-    epilogue = low.epilogue(node.result, matrices.shape[2])
-    if node.result.type.elements:
-        _Groups(low.k, x, matrices, ends, epilogue, node.result.type.dtype.on_device).write()
-
-
-@dataclass(frozen=True)
-class _Groups:
-    """One grouped matmul (mixture of experts). Every group multiplies all rows; a mask selects the rows of the
-    group."""
-
-    k: Kernel
-    x: View  # [rows, summed]
-    matrices: View  # [groups, summed, columns]
-    ends: View
-    epilogue: Epilogue
-    out: DType
-
-    def write(self) -> None:
-        k, rows = self.k, self.x.shape[0]
-        chunks = chunks_of(self.x.shape[1])
-        for top, height in k.spans(rows, self._height(chunks)):
-            with k.scope():
-                transposed = k.tile(self.x.dtype, PARTITIONS, max(chunks, 1), height)
-                load_matrix(k, transposed, self.x.cut((top, height)).transposed((1, 0)))
-                row_mask = self._row_mask(top, height)
-                for left, width in k.spans(self.matrices.shape[2], self._width(chunks, height)):
-                    with k.scope():
-                        self._write_block(transposed, row_mask, (top, height), (left, width))
-
-    def _height(self, chunks: int) -> int:
-        """The number of rows whose sums, one PSUM bank wide, fit half of SBUF. More rows mean fewer loads of each
-        matrix."""
-        by_row = chunks * self.x.dtype.itemsize
-        by_row_tile = BANK * DType.FLOAT32.itemsize + self.ends.shape[0]
-        tiles = (self.k.free_bytes(Memory.SBUF) // 2) // (by_row * PARTITIONS + by_row_tile)
-        return min(max(tiles, 1), chunks_of(self.x.shape[0])) * PARTITIONS
-
-    def _width(self, chunks: int, height: int) -> int:
-        by_column = 2 * chunks * self.matrices.dtype.itemsize + chunks_of(height) * DType.FLOAT32.itemsize
-        by_column += 2 * self.out.itemsize + epilogue_bytes(self.epilogue)
-        columns = (self.k.free_bytes(Memory.SBUF) - (20 << 10)) // by_column
-        return max(min(columns // 64 * 64, BANK), 1)
-
-    def _row_mask(self, top: Affine, height: int) -> Block:
-        """A mask [128, tiles, groups] of bytes: 1 for each row and group whose end is after the row."""
-        k, groups, tiles = self.k, self.ends.shape[0], chunks_of(height)
-        row_mask = k.tile(DType.UINT8, PARTITIONS, tiles, max(groups, 1))
-        ends = k.tile(self.ends.dtype, PARTITIONS, max(groups, 1))
-        if groups:
-            k.copy(ends.whole, self.ends.broadcast((PARTITIONS, groups)).far())
-        with k.loop(tiles) as tile, k.scope():
-            number = k.tile(DType.FLOAT32, PARTITIONS, 1, buffers=2).whole
-            start = top + tile * PARTITIONS
-            k.emit(IotaPattern(engine=Engine.GPSIMD, dst=number, start=start, by_partition=1, steps=(0,)))
-            if groups:
-                k.emit(
-                    TensorScalar(
-                        engine=Engine.VECTOR,
-                        dst=row_mask.cut(PARTITIONS, (tile, 1)),
-                        src=ends.whole,
-                        op0=Alu.GREATER,
-                        operand0=number,
-                    )
-                )
-        return row_mask
-
-    def _write_block(self, transposed: Block, row_mask: Block, rows: Span, columns: Span) -> None:
-        # Groups are sorted, so that a row belongs to the first group whose end is after it. The loop visits groups from
-        # the last to the first, and each overwrites the rows before its end, so that a row's own group writes it last.
-        k, height, width, (groups, contraction, _) = self.k, rows[1], columns[1], self.matrices.shape
-        sums_block = k.tile(DType.FLOAT32, PARTITIONS, chunks_of(height), width)
-        k.emit(Memset(engine=Engine.VECTOR, dst=sums_block.whole, value=0.0))
-        if groups and contraction:
-            with k.loop(groups) as index, k.scope():
-                group = index * -1 + (groups - 1)
-                weight = k.tile(self.matrices.dtype, PARTITIONS, transposed.shape[0], width, buffers=2)
-                load_matrix(k, weight, self.matrices.pick(0, group).cut((0, contraction), columns))
-                for row, count in self._tiles(height):
-                    with k.scope():
-                        self._select_rows(
-                            self._sums(transposed, weight, (row * PARTITIONS, count)), sums_block, row_mask, row, group
-                        )
-        for row, count in self._tiles(height):
-            with k.scope():
-                out_tile = k.tile(self.out, count, width, buffers=2).whole
-                k.emit(TensorCopy(engine=Engine.VECTOR, dst=out_tile, src=sums_block.cut(count, (row, 1))))
-                self.epilogue.store(out_tile, (row * PARTITIONS + rows[0], count), columns)
-
-    def _sums(self, transposed: Block, weight: Block, row: Span) -> Tile:
-        sums = self.k.psum(row[1], weight.shape[1]).whole
-        for chunk, depth in each_chunk(self.k, self.x.shape[1]):
-            self.k.emit(
-                Matmul(
-                    engine=Engine.TENSOR,
-                    dst=sums,
-                    stationary=transposed.cut(depth, (chunk, 1), row),
-                    moving=weight.cut(depth, (chunk, 1)),
-                    accumulate=chunk,
-                )
-            )
-        return sums
-
-    def _select_rows(self, sums: Tile, sums_block: Block, row_mask: Block, row: Affine, group: Affine) -> None:
-        mask = row_mask.cut(sums.partitions, (row, 1), (group, 1))
-        predicate = repeated(mask, sums_block.shape[1])
-        dst = sums_block.cut(sums.partitions, (row, 1))
-        self.k.emit(CopyPredicated(engine=Engine.VECTOR, dst=dst, src=sums, predicate=predicate))
-
-    def _tiles(self, height: int) -> Iterator[tuple[Affine, int]]:
-        return each_chunk(self.k, height)

@@ -15,7 +15,7 @@ weights are loaded and nothing overlaps.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain, product
 from math import ceil, inf, lcm
 from typing import Final, Protocol
@@ -31,7 +31,7 @@ from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.lower.epilogue import Epilogue, epilogue_bytes
 from nxpipe.emulator.lower.grouping import RowSharding
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from nxpipe.emulator.lower.kernel_cost import KernelCost, load_cost, sbuf_tile, transpose_cost
+from nxpipe.emulator.lower.kernel_cost import KernelCost, load_cost, sbuf_tile, traffic_ns, transpose_cost
 from nxpipe.emulator.lower.matmul import tiling
 from nxpipe.emulator.lower.tiles import WIDEST
 from nxpipe.emulator.lower.transpose import chunks_of, load_matrix, must_transpose, transpose_bytes
@@ -169,14 +169,37 @@ def psum_buffers(banks: int) -> int:
 
 
 def cheapest_tiling(core: CoreSpec, budget: int, rows: RowSource, sizes: Sequence[TileCosts]) -> Tiling:
-    """The cheapest tiling that fits; if none fits, the smallest one, whose allocation then raises OutOfMemory.
+    """The cheapest tiling that fits; if none fits, the smallest one, whose allocation then raises OutOfMemory."""
+    return _searched(core, budget - rows.resident_bytes - 1024, _RowCosts.of(core, rows, sizes), tuple(sizes))
 
-    Ties are broken by a total order on the fields, so that the result does not depend on the order of the search.
-    """
-    search = _TilingSearch(core, budget - rows.resident_bytes - 1024, rows, sizes)
-    smallest = Tiling(search.run, (TileShape(1, 1),) * len(sizes), inf)
+
+@dataclass(frozen=True)
+class _RowCosts:
+    """All that the search needs to know about a source of rows."""
+
+    shape: tuple[int, int]
+    dtype: DType
+    run: int  # the granularity of heights
+    transient_bytes: int
+    preparation: KernelCost
+    loads: tuple[tuple[int, KernelCost], ...]  # of each candidate height
+
+    @classmethod
+    def of(cls, core: CoreSpec, rows: RowSource, sizes: Sequence[TileCosts]) -> "_RowCosts":
+        runs = {rows.run, *(group.run for group in sizes)} - {1}
+        run = lcm(PARTITIONS, *runs) if runs else 1
+        tallest = _rounded_up(rows.shape[0])
+        heights = sorted({*(min(size, tallest) for size in (*_HEIGHTS, run)), *_STREAMED, run})
+        loads = tuple((height, rows.work(core, height)) for height in heights if not height % run)
+        return cls(rows.shape, rows.dtype, run, rows.transient_bytes, rows.preparation(core), loads)
+
+
+# Attempts to emit a program in less SBUF, and alternatives of one kernel, ask for the same searches again.
+@lru_cache(maxsize=1024)
+def _searched(core: CoreSpec, budget: int, rows: _RowCosts, sizes: tuple[TileCosts, ...]) -> Tiling:
+    """Ties are broken by a total order on the fields, so that the result does not depend on the order of the search."""
     return min(
-        search.all(),
+        _TilingSearch(core, budget, rows, sizes).all(),
         key=lambda candidate: (
             candidate.ns,
             -candidate.height,
@@ -185,55 +208,94 @@ def cheapest_tiling(core: CoreSpec, budget: int, rows: RowSource, sizes: Sequenc
             candidate.prefetch,
             candidate.pieces,
         ),
-        default=smallest,
+        default=Tiling(rows.run, (TileShape(1, 1),) * len(sizes), inf),
     )
+
+
+@dataclass(frozen=True)
+class _Width:
+    """A candidate width of a group's weight blocks, with what does not depend on the number of rows in SBUF."""
+
+    width: int
+    slabs: tuple[tuple[TileShape, int, KernelCost], ...]  # the bytes of two blocks with all else, and a block's load
+    banks: int  # PSUM banks of 128 rows
+    blocks: int  # of a result's columns
+    matmuls: KernelCost
 
 
 class _TilingSearch:
     """All tilings of one kernel with their expected times. Costs of loads and matmuls recur often and are cached."""
 
-    def __init__(self, core: CoreSpec, budget: int, rows: RowSource, sizes: Sequence[TileCosts]) -> None:
+    def __init__(self, core: CoreSpec, budget: int, rows: _RowCosts, sizes: Sequence[TileCosts]) -> None:
         self._core, self._budget, self._rows, self._sizes = core, budget, rows, sizes
         self._chunks = chunks_of(rows.shape[1])
-        runs = {rows.run, *(group.run for group in sizes)} - {1}
-        self.run = lcm(PARTITIONS, *runs) if runs else 1
-        self._preparation = rows.preparation(core)
+        self._load_rows = dict(rows.loads)
         self._loads = cache(lambda number, slab, width: _load(core, sizes[number], slab, width))
         self._matmul_costs = cache(self._matmul_cost)
+        self._transposes = [self._transpose_cost(group) for group in sizes]
 
     def all(self) -> Iterator[Tiling]:
         return chain(self._activation_stationary(), self._weight_stationary())
 
     def _activation_stationary(self) -> Iterator[Tiling]:
         rows = self._rows.shape[0]
-        for height in self._multiples_of_run(min(size, _rounded_up(rows)) for size in (*_HEIGHTS, self.run)):
+        widths = [self._widths(number) for number in range(len(self._sizes))]
+        for height in self._multiples_of_run(min(size, _rounded_up(rows)) for size in (*_HEIGHTS, self._rows.run)):
             free = self._budget - self._row_bytes(height)
             if self._rows.transient_bytes > free:
                 continue
-            options = [
-                [(self._group_cost(number, height, piece), piece) for piece in self._pieces(sizes, height, free)]
-                for number, sizes in enumerate(self._sizes)
-            ]
-            if all(options):
-                chosen = [
-                    min(group_options, key=lambda pair: (pair[0].ns(self._core), pair[1])) for group_options in options
-                ]
-                load_rows = self._rows.work(self._core, height)
-                work = sum((work for work, _ in chosen), load_rows * ceil(rows / height))
-                first = self._loads(0, chosen[0][1].slab, chosen[0][1].width).dma
-                start_up = max(load_rows.dma, load_rows.links, self._preparation.ns(self._core)) + first
-                yield Tiling(height, tuple(piece for _, piece in chosen), work.ns(self._core) + start_up)
+            options = [min(self._pieces(number, own, height, free), default=None) for number, own in enumerate(widths)]
+            pieces = tuple(option[1] for option in options if option)
+            if len(pieces) == len(options):
+                load_rows = self._load_rows[height]
+                costs = (self._group_cost(number, height, piece) for number, piece in enumerate(pieces))
+                work = sum(costs, load_rows * ceil(rows / height))
+                first = self._loads(0, pieces[0].slab, pieces[0].width).dma
+                start_up = max(load_rows.dma, load_rows.links, self._rows.preparation.ns(self._core)) + first
+                yield Tiling(height, pieces, work.ns(self._core) + start_up)
 
     def _multiples_of_run(self, heights: Iterable[int]) -> set[int]:
-        return {height for height in heights if not height % self.run}
+        return {height for height in heights if not height % self._rows.run}
 
-    def _pieces(self, sizes: TileCosts, height: int, free: int) -> Iterator[TileShape]:
-        for width in sizes.widths:
-            banks = ceil(height / PARTITIONS) * ceil(width / BANK) * len(sizes.weights)
-            in_slabs = banks <= _BANKS_OF_SUMS and sizes.ranks == 1
-            for slab in (sizes.chunks, *(slab for slab in _SLABS if slab < sizes.chunks and in_slabs)):
-                if 2 * sizes.weight(slab, width) + sizes.other_bytes(width) <= free:
-                    yield TileShape(width, slab)
+    def _widths(self, number: int) -> list[_Width]:
+        sizes = self._sizes[number]
+        slabs = (sizes.chunks, *((slab for slab in _SLABS if slab < sizes.chunks) if sizes.ranks == 1 else ()))
+        return [
+            _Width(
+                width,
+                tuple(
+                    (TileShape(width, slab), 2 * sizes.weight(slab, width) + other, self._loads(number, slab, width))
+                    for slab in slabs
+                ),
+                ceil(width / BANK) * len(sizes.weights),
+                ceil(sizes.columns / width),
+                self._matmul_costs(number, width),
+            )
+            for width in sizes.widths
+            for other in (sizes.other_bytes(width),)
+        ]
+
+    def _pieces(
+        self, number: int, widths: Sequence[_Width], height: int, free: int
+    ) -> Iterator[tuple[float, TileShape]]:
+        """The weight blocks that fit beside rows of a height, each with its group's time: the `ns` of `_group_cost`,
+        term by term, without an object for each of the very many candidates."""
+        chunks, groups = self._sizes[number].chunks, ceil(self._rows.shape[0] / height)
+        transposes, rows = self._transposes[number] * groups, ceil(height / PARTITIONS)
+        for one in widths:
+            matmuls, passes_of_width = one.matmuls, groups * one.blocks
+            for piece, nbytes, load in one.slabs[: None if rows * one.banks <= _BANKS_OF_SUMS else 1]:
+                if nbytes > free:
+                    continue
+                passes = passes_of_width * ceil(chunks / piece.slab)
+                issue = passes * _ISSUE_NS
+                busiest = max(
+                    issue + (load.dma * passes + transposes.dma) + matmuls.dma,
+                    issue + (load.tensor * passes + transposes.tensor) + matmuls.tensor,
+                    issue + (load.vector * passes + transposes.vector) + matmuls.vector,
+                    load.links * passes + transposes.links + matmuls.links,
+                )
+                yield busiest + traffic_ns(load.bytes * passes + transposes.bytes + matmuls.bytes, self._core), piece
 
     def _weight_stationary(self) -> Iterator[Tiling]:
         """Tilings with all weights in SBUF, or for a single output group with one block of columns after the other."""
@@ -250,7 +312,7 @@ class _TilingSearch:
             for prefetch in (False, True) if blocks > 1 else (False,):
                 free = self._budget - weights * (1 + prefetch) - other_bytes - self._rows.transient_bytes
                 for height, buffers in product(
-                    self._multiples_of_run(_STREAMED) or {self.run}, (2, 1) if self.run > 1 else (2,)
+                    self._multiples_of_run(_STREAMED) or {self._rows.run}, (2, 1) if self._rows.run > 1 else (2,)
                 ):
                     if height < self._rows.shape[0] and buffers * self._row_bytes(height) <= free:
                         candidate = Tiling(height, pieces, inf, True, buffers, prefetch)
@@ -262,28 +324,27 @@ class _TilingSearch:
         nothing and are added to the time."""
         passes = ceil(self._rows.shape[0] / candidate.height) * blocks
         loads = [self._loads(number, piece.slab, piece.width) for number, piece in enumerate(candidate.pieces)]
-        load_rows = self._rows.work(self._core, candidate.height)
+        load_rows = self._load_rows[candidate.height]
         work = load_rows * passes
         for number, (load, piece) in enumerate(zip(loads, candidate.pieces, strict=True)):
-            work += load * blocks + self._transpose_cost(number) + self._matmul_costs(number, piece.width)
+            work += load * blocks + self._transposes[number] + self._matmul_costs(number, piece.width)
         first_load, row_stalls = (
             sum(load.dma for load in loads),
             passes * load_rows.ns(self._core) * (candidate.buffers == 1),
         )
         weight_stalls = 0.0 if candidate.prefetch else (blocks - 1) * first_load
-        return work.ns(self._core) + max(first_load, self._preparation.ns(self._core)) + weight_stalls + row_stalls
+        return work.ns(self._core) + max(first_load, self._rows.preparation.ns(self._core)) + weight_stalls + row_stalls
 
     def _group_cost(self, number: int, height: int, piece: TileShape) -> KernelCost:
         sizes = self._sizes[number]
         groups, blocks = ceil(self._rows.shape[0] / height), ceil(sizes.columns / piece.width)
         passes = groups * blocks * ceil(sizes.chunks / piece.slab)
         issue = KernelCost(passes * _ISSUE_NS, passes * _ISSUE_NS, passes * _ISSUE_NS)
-        loading = self._loads(number, piece.slab, piece.width) * passes + self._transpose_cost(number) * groups
+        loading = self._loads(number, piece.slab, piece.width) * passes + self._transposes[number] * groups
         return issue + loading + self._matmul_costs(number, piece.width)
 
-    def _transpose_cost(self, number: int) -> KernelCost:
+    def _transpose_cost(self, sizes: TileCosts) -> KernelCost:
         """Cost of transposing those weights of a group whose contraction axis is contiguous."""
-        sizes = self._sizes[number]
         by_weight = transpose_cost(self._core, sizes.dtype, sizes.chunks, sizes.columns)
         return by_weight * sum(map(must_transpose, sizes.weights))
 

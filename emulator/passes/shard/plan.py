@@ -264,8 +264,10 @@ _CHOSEN = (*_BY_OUTPUTS, "embedding_rowwise")
 
 
 def may_split(graph: Graph, published: Mapping[str, str]) -> Callable[[str], bool]:
-    """A predicate for the weights that the published plan divides; true for all if it names none of this graph."""
-    patterns = [_pattern(name) for name, style in published.items() if style in _CHOSEN]
+    """A predicate for the weights that the published plan divides; true for all if it names none of this graph. Plans
+    name the layers of an MLP, and not those of the same names in a part of it, such as a shared expert: these are
+    divided as well."""
+    patterns = [_pattern(name, nested=True) for name, style in published.items() if style in _CHOSEN]
     named = {name for name in graph.parameters if any(pattern.search(name) for pattern in patterns)}
     tables = {name for name in graph.parameters if "embed" in name}
     return (lambda name: name in named | tables) if named else (lambda name: True)
@@ -295,9 +297,11 @@ def unmet(propagation: Propagation, kept_whole: Mapping[str, str], published: Ma
                 break
 
 
-def _pattern(published: str) -> re.Pattern[str]:
-    """The pattern for an entry such as `layers.*.mlp.up_proj`: a module or parameter, below any base name."""
-    parts = [r"\d+" if part == "*" else re.escape(part) for part in published.split(".")]
+def _pattern(published: str, *, nested: bool = False) -> re.Pattern[str]:
+    """The pattern for an entry such as `layers.*.mlp.up_proj`: a module or parameter, below any base name; `nested`:
+    or in a module of its parent."""
+    *parts, last = [r"\d+" if part == "*" else re.escape(part) for part in published.split(".")]
+    parts.append((r"(\w+\.)?" if nested and parts else "") + last)
     return re.compile(r"(^|\.)" + r"\.".join(parts) + r"(\.weight|\.bias|\.\w+)?$")
 
 

@@ -17,7 +17,14 @@ from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.pipeline import VERSION
 from nxpipe.pipeline.build.jobs import PLAN_WORDS, REPORT_WORDS
 from nxpipe.pipeline.build.report.html import page
-from nxpipe.pipeline.build.report.summary import AWS_COMPILER, MissingGroup, missing_groups, reason, status_counts
+from nxpipe.pipeline.build.report.summary import (
+    AWS_COMPILER,
+    EXECUTION,
+    MissingGroup,
+    missing_groups,
+    reason,
+    status_counts,
+)
 from nxpipe.pipeline.build.state import ArtifactResult, Attempt, CellResult, Results
 from nxpipe.pipeline.models.versions import LIBRARIES, compiler_digest
 from nxpipe.pipeline.util.files import expanded, write_whole
@@ -148,7 +155,7 @@ def prediction_of(predicted: Predicted, program: str) -> dict[str, Any] | None:
             "time": {"latency_ns": float() | int() as latency, "bound_by": str(bound)} as time,
         }:
             figures = {"in_short": line, "latency_ns": latency, "bound_by": bound}
-            return figures | _bounds(time) | _of_aws(predicted[program])
+            return figures | _bounds(time) | _times(predicted[program])
         case _:
             return None
 
@@ -162,9 +169,9 @@ def _bounds(time: Mapping[str, Any]) -> dict[str, Any]:
             return {}
 
 
-def _of_aws(figures: Mapping[str, Any]) -> dict[str, Any]:
-    aws = figures.get(AWS_COMPILER)
-    return {AWS_COMPILER: aws} if aws else {}
+def _times(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The time of this program with the host and collectives, and that of `AWS's compiler`."""
+    return {name: figures[name] for name in (EXECUTION, AWS_COMPILER) if figures.get(name)}
 
 
 def _attempts(results: Results) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from nxpipe.pipeline.build.jobs import PLAN_WORDS, REPORT_WORDS, CellStatus
-from nxpipe.pipeline.build.report.summary import AWS_COMPILER, clock, counted, duration
+from nxpipe.pipeline.build.report.summary import AWS_COMPILER, EXECUTION, clock, counted, duration
 from nxpipe.pipeline.util.text import for_html, human_bytes
 
 Child: TypeAlias = "Markup | str | int | Iterable[Child] | None"
@@ -88,7 +88,7 @@ _IN_STORE: Final = tuple(REPORT_WORDS[status] for status in (CellStatus.CACHED, 
 _FAILED: Final = REPORT_WORDS[CellStatus.FAILED]
 _COLUMNS: Final = (
     *("program", "of", "planned", "status", "attempts", "time", "memory"),
-    *("this program", "AWS's compiler"),  # the two predictions
+    *("device time", "this program", "AWS's compiler"),  # the two predictions, and the device's part of the first
 )
 _NUMBERS: Final = _COLUMNS[4:]
 
@@ -207,6 +207,7 @@ def _program(artifact: Report, cell: Report) -> Markup:
         (duration(cell["seconds"]) if cell["seconds"] else None, cell["seconds"]),
         (human_bytes(cell["memory_bytes"]) if cell["memory_bytes"] else None, cell["memory_bytes"]),
         (_predicted(predicted) if predicted else "–", predicted["latency_ns"] if predicted else 0),
+        _execution(predicted.get(EXECUTION) if predicted else None),
         _of_aws(predicted.get(AWS_COMPILER) if predicted else None),
     )
     return tag(
@@ -223,6 +224,16 @@ def _predicted(figures: Report) -> Markup:
     bound = tag("small", f"bound by {figures.get('limited_by') or figures['bound_by']}")
     floor = tag("small", f"{figures['over_floor']:.1f} × its floor") if figures.get("over_floor") else None
     return tag("span", f"{figures['latency_ns'] / 1e6:,.2f} ms", bound, floor, title=figures["in_short"])
+
+
+def _execution(time: Report | None) -> tuple[Child, float]:
+    """The time of this program with the host and collectives."""
+    match time:
+        case {"ms": value, "host_ms": host, "collectives_ms": exchanged}:
+            parts = f"host {host:,.2f} ms" + (f", collectives {exchanged:,.2f} ms" if exchanged else "")
+            return tag("span", f"{value:,.2f} ms", tag("small", parts)), value
+        case _:
+            return "–", 0
 
 
 def _of_aws(time: Report | None) -> tuple[Child, float]:

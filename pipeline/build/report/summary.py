@@ -47,6 +47,7 @@ def counted(number: int, noun: str) -> str:
 
 T = TypeVar("T")
 AWS_COMPILER: Final = "aws_compiler"  # in the figures of a program: the time of AWS's compiler
+EXECUTION: Final = "this_program"  # and that of this program with the host and collectives
 _RANGE: Final = 4  # least count of numbers in equal steps that is written as a range
 
 
@@ -244,12 +245,17 @@ def published_artifacts(store: "Store", results: Results) -> dict[str, "Publishe
 
 
 def figures_of(manifest: "Manifest", store: "Store") -> dict[str, Any]:
-    """The stored figures of each program, with the time of `AWS's compiler` beside them."""
-    from nxpipe.pipeline.predict.constants import predict_artifact
+    """The stored figures of each program, with the times of both predictions beside them."""
+    from nxpipe.pipeline.predict.constants import execution_times, predict_artifact
 
     figures, predicted = artifact_files.read(manifest, store), predict_artifact(manifest, store)
+    executions = execution_times(manifest, figures)
     return {
-        program: {**document, AWS_COMPILER: predicted[program].document() | {"in_short": str(predicted[program])}}
+        program: {
+            **document,
+            **({EXECUTION: executions[program].document()} if program in executions else {}),
+            AWS_COMPILER: predicted[program].document() | {"in_short": str(predicted[program])},
+        }
         if isinstance(document, dict) and program in predicted
         else document
         for program, document in figures.items()
@@ -317,9 +323,11 @@ def _lines(published: "Published", programs: dict[str, Any], verified: Report, *
 
 
 def _program_sentences(programs: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The stored line of each program, and the time of `AWS's compiler`."""
+    """The stored line of each program, its time with the host and collectives, and that of `AWS's compiler`."""
     for name, line in artifact_files.sentences(programs):
         match programs[name]:
+            case {"aws_compiler": {"in_short": str(time)}, "this_program": {"ms": float() as whole}}:
+                yield name, f"{line}; with host and collectives {whole:.2f} ms; AWS's compiler: {time}"
             case {"aws_compiler": {"in_short": str(time)}}:
                 yield name, f"{line}; AWS's compiler: {time}"
             case _:
