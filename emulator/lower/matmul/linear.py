@@ -10,6 +10,7 @@ from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, divided
 from nxpipe.emulator.isa.collective import CollectiveAllGather
+from nxpipe.emulator.isa.constraints import MOST_SIZE
 from nxpipe.emulator.isa.cost import START_NS, cost, moved
 from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Memory, Tile, contiguous
@@ -176,9 +177,12 @@ class GatheredRows:
 
     @property
     def fits(self) -> bool:
-        """True if the rank's own rows, transposed, fit SBUF in whole chunks. A partial chunk would leave uninitialized
-        bytes on the remaining partitions, which the collective would transfer."""
+        """True if the rank's own rows, transposed, fit SBUF in whole chunks, and a run of all ranks' rows is within the
+        size of an axis. A partial chunk would leave uninitialized bytes on the remaining partitions, which the
+        collective would transfer."""
         whole_chunks = self.shape[1] % PARTITIONS == 0 < self.shape[1]
+        if chunks_of(self.shape[1]) * self.run > MOST_SIZE:
+            return False
         budget = self.resident_bytes + self.own.resident_bytes + self.own.transient_bytes
         return whole_chunks and self.dtype.itemsize > 1 and budget <= self.k.free_bytes(Memory.SBUF)
 
