@@ -85,14 +85,13 @@ class AttentionTiling:
         free = k.free_bytes(Memory.SBUF)
         count = keys.shape[1]
         for buffers in (2, 1):
-            if buffers == 1 and count > _SCORES:
-                for size in (_SCORES, _SCORES // 2, BANK):
-                    if sizes.nbytes(1, count, 2, scores=size) <= free:
-                        return AttentionTiling(1, count, 2, scores=size)
             for heads in range(max_heads, 0, -1):
                 for loads in (2, 1):
                     if sizes.nbytes(heads, count, buffers, loads) <= free // (2 if loads > 1 else 1):
                         return AttentionTiling(heads, count, buffers, loads)
+        for scores in (_SCORES, _SCORES // 2, BANK):
+            if scores < count and sizes.nbytes(1, count, 2, scores=scores) <= free:
+                return AttentionTiling(1, count, 2, scores=scores)
         pieces = range(min(count // PARTITIONS * PARTITIONS, _SCORES), PARTITIONS, -PARTITIONS)
         fitting = (piece for piece in pieces if sizes.nbytes(1, piece, 1, loads=2) <= free)
         return AttentionTiling(1, next(fitting, PARTITIONS), 1, 2)
@@ -144,7 +143,7 @@ def heads_together(keys: int, width: int, heads: int) -> int:
     return -(-heads // -(-heads // most))
 
 
-_SCORES: Final = 2048  # keys whose scores are in SBUF at a time, if those of a whole row fit no two buffers
+_SCORES: Final = 2048  # keys whose scores are in SBUF at a time, if not those of a whole row
 
 _PIPELINED: Final = 4  # groups of heads in a software pipeline
 
@@ -448,7 +447,7 @@ class _Rows:
     def _pieces(self) -> Iterator[tuple[Scores, Span]]:
         """Pieces of the keys: those that every row sees, which need no causal mask, and the others."""
         k, extent, step = self.k, self.block.extent, self.block.whole.tiling.scores or self.block.whole.tiling.piece
-        seen = self.block.visible_keys // PARTITIONS * PARTITIONS if self.scores.causal else extent
+        seen = min(self.block.visible_keys, extent) // PARTITIONS * PARTITIONS if self.scores.causal else extent
         for piece in k.spans(seen, step):
             yield replace(self.scores, causal=False), piece
         for start, size in k.spans(extent - seen, step):
