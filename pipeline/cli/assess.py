@@ -25,13 +25,13 @@ _WIDEST = 160
 @click.option("--markdown", "markdown_path", type=_FILE, metavar="FILE", help="Write Markdown, with blanks for owners.")
 @click.pass_obj
 def assess(console: Console, /, portfolio: Path, html_path: Path | None, markdown_path: Path | None) -> None:
-    """Assess a migration from GPUs: which models move, wait or stay, with reasons, phases, checklist and savings.
+    """Assess a migration from GPUs: which models move, wait or stay, and what that saves.
 
     PORTFOLIO is a TOML file of workloads: models, traffic, objectives, the GPU fleet and its bill;
     docs/guides/planning.md has an example. Each workload gets the cheapest Neuron fleet that meets its objectives. It
     moves if that is cheaper at the slow end of the predictions too, with the migration paid within the horizon; it
     waits where that is too close to call, or where a runtime or an operator is not proved; it stays where a GPU is the
-    better choice.
+    better choice. Reasons, phases and a checklist come with it.
 
     \b
     Example:

@@ -33,7 +33,7 @@ _WIDEST = 100  # columns of text
 @click.option("--region", default="us-east-1", show_default=True, help="Of the prices.")
 @click.pass_obj
 def claim(console: Console, /, files: tuple[Path, ...], **options: Any) -> None:
-    """Say whether a published claim is possible, implausible or impossible, with the arithmetic.
+    """Say whether a published claim about speed and cost can be true, with the arithmetic.
 
     Impossible is what exceeds documented memory, HBM rate or peak rate, or what no known price gives. Implausible is
     what exceeds the interval of the predictions called AWS's compiler, the best measured utilisation of a training, or

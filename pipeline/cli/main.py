@@ -80,7 +80,7 @@ COMMANDS = {
     ),
     "plan": (
         "nxpipe.pipeline.cli.plan:plan",
-        "Plan which instances, how many and at what cost, for serving or training.",
+        "Plan which instances, how many and at what cost, with intervals; needs no AWS account and no weights.",
     ),
     "prices": (
         "nxpipe.pipeline.cli.prices:prices",

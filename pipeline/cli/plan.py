@@ -100,6 +100,11 @@ _OBJECTIVES: Final = (
         show_default=True,
         help="The share of the time in which enough instances run, if each fails by itself; one may always be lost.",
     ),
+    click.option(
+        "--certain",
+        is_flag=True,
+        help="Choose layouts by the slow end of the predicted times, so that they meet the objectives there too.",
+    ),
     click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="DOLLARS", help="A month at most."),
 )
 _BOUGHT: Final = (
@@ -252,6 +257,7 @@ def _demand(ctx: click.Context, options: dict[str, Any], config: "Config") -> "S
             (config.rollout.bake_min for _ in config.rollout.steps), start=type(config.rollout.bake_min)()
         ).total_seconds()
         / 3600,
+        certain=options["certain"],
     )
 
 

@@ -273,8 +273,8 @@ def _given(
         raise InputInvalid(f"{path}: {refusal}; correct the layout, or leave --from out to see those that can run")
     try:
         return choice_of(candidate(TrainingClock.of(job, instance), count, layout), demand, load_prices())
-    except NotPredicted as reason:
-        raise InputInvalid(f"{path}: {reason}") from reason
+    except NotPredicted as fault:
+        raise InputInvalid(f"{path}: {fault}") from fault
 
 
 def _layout(imported: "ImportedTraining", job: "TrainingJob", ranks: int) -> "TrainingLayout":

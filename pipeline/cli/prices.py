@@ -16,7 +16,13 @@ _COLUMNS = ("region", "what", "bought", "dollars", "date")
 
 @click.group(cls=Group)
 def prices() -> None:
-    """Show the prices that estimates, budgets and plans use, or ask AWS for today's."""
+    """Show the prices that estimates and plans use, or ask AWS for today's.
+
+    \b
+    Example:
+      nxpipe prices ls inf2.xlarge
+      nxpipe prices refresh --region us-west-2
+    """
 
 
 @prices.command(cls=Command)

@@ -414,8 +414,11 @@ def dollars_of(interval: Interval) -> str:
     """An interval of dollars in words."""
     if interval.nominal is None:
         return "unknown"
-    ends = ["?" if end is None else f"${end:,.0f}" for end in (interval.low, interval.high)]
-    return f"${interval.nominal:,.0f} ({ends[0]} to {ends[1]})"
+    nominal, low, high = (
+        "no limit" if end is None else f"{'-' if end < 0 else ''}${abs(end):,.0f}"
+        for end in (interval.nominal, interval.low, interval.high)
+    )
+    return f"{nominal} ({low} to {high})"
 
 
 def _traffic(workload: Workload) -> Traffic:

@@ -10,7 +10,7 @@ better, so the plan errs on the safe side.
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,7 +23,7 @@ from nxpipe.pipeline.config.prices import Price, Prices, Purchase
 from nxpipe.pipeline.plan.candidates import RUNTIMES, Candidate, Lengths, PlannedModel, Refusal, Runtime, candidates
 from nxpipe.pipeline.plan.schedulers import Replica, Scheduling, StepTimes
 from nxpipe.pipeline.plan.simulation import Outcome, quantile_of, simulate
-from nxpipe.pipeline.plan.steps import Bound, PredictedSteps
+from nxpipe.pipeline.plan.steps import PredictedSteps
 from nxpipe.pipeline.plan.traffic import Request, Traffic
 from nxpipe.pipeline.predict.work import NotPredicted
 
@@ -38,8 +38,7 @@ _MOST: Final = 100_000  # instances of a fleet; more are refused
 UNAVAILABLE: Final = 0.005
 SPOT_INTERRUPTIONS: Final = 0.2  # a month: the Spot Instance Advisor's highest band begins there
 
-BOUNDS: Final[tuple[Bound, ...]] = ("nominal", "low", "high")  # of the interval of the predicted times
-StepsOf: TypeAlias = Callable[[Candidate, Bound], StepTimes]
+StepsOf: TypeAlias = Callable[[Candidate], Iterator[StepTimes]]  # the nominal times, then others of their interval
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,7 @@ class ServingDemand:
     rollouts: float = 4  # a month
     rollout_hours: float = 0.5  # that a rollout runs both versions, without the cold start
     simulated: int = 1000  # requests of one load of one candidate
+    certain: bool = False  # layouts are chosen by the slowest of the predicted times, not by the nominal ones
 
     @cached_property
     def sample(self) -> tuple[Request, ...]:
@@ -181,17 +181,20 @@ class ServingPlan:
         return plan is not first and plan.price is not None and plan.per_million.overlaps(first.per_million)
 
 
-def predicted_steps(candidate: Candidate, bound: Bound) -> StepTimes:
-    """The step times of a candidate's programs."""
-    return PredictedSteps(
+def predicted_steps(candidate: Candidate) -> Iterator[StepTimes]:
+    """The step times of a candidate's programs behind a server: nominal, and with both factors at either end."""
+    nominal = PredictedSteps(
         candidate.model.name,
         candidate.instance.name,
         candidate.tp,
         candidate.cores,
         candidate.runtime.framework,
         candidate.model.architecture,
-        bound,
+        tier="serving",
     )
+    yield nominal
+    yield replace(nominal, bound="low")
+    yield replace(nominal, bound="high")
 
 
 def plan_serving(
@@ -229,13 +232,26 @@ class _Job:
     demand: ServingDemand
     steps: StepsOf
 
+    def reference(self, candidate: Candidate) -> tuple[StepTimes, float]:
+        """The times by which a candidate is chosen, and its limit at them: nominal, or the slowest of the interval."""
+        nominal, *others = self.steps(candidate) if self.demand.certain else [next(self.steps(candidate))]
+        limits = [(_limit(candidate, steps, self.demand), number) for number, steps in enumerate((nominal, *others))]
+        limit, number = min(limits)
+        return (nominal, *others)[number], limit
+
 
 @dataclass(frozen=True)
 class _Capacity:
-    """A candidate and its loads at the three places of the interval of times."""
+    """A candidate, its load at the nominal times, and the rates at the others of their interval."""
 
     candidate: Candidate
-    loads: Mapping[Bound, Load]
+    load: Load
+    rates: tuple[float, ...] = ()
+
+    @property
+    def ends(self) -> tuple[float, float, float]:
+        """The nominal, the highest and the lowest rate of a replica."""
+        return self.load.rate, max(self.load.rate, *self.rates), min(self.load.rate, *self.rates)
 
 
 @dataclass(frozen=True)
@@ -246,10 +262,13 @@ class _Result:
 
 
 def _run(jobs: Sequence[_Job], workers: int) -> list[_Result]:
+    """The results in the order of the jobs; the largest begins first."""
     if workers <= 1 or len(jobs) <= 1:
         return [_work(job) for job in jobs]
+    order = sorted(range(len(jobs)), key=lambda number: -len(jobs[number].candidates))
     with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
-        return list(pool.map(_work, jobs))
+        results = dict(zip(order, pool.map(_work, [jobs[number] for number in order]), strict=True))
+    return [results[number] for number in range(len(jobs))]
 
 
 def _work(job: _Job) -> _Result:
@@ -259,46 +278,48 @@ def _work(job: _Job) -> _Result:
     result is the same."""
     bounded: list[tuple[float, int, Candidate, StepTimes]] = []
     refused: list[Refusal] = []
+    predicted: list[Candidate] = []
     for number, candidate in enumerate(job.candidates):
         try:
-            steps = job.steps(candidate, "nominal")
-            limit = _limit(candidate, steps, job.demand)
+            steps, limit = job.reference(candidate)
         except NotPredicted as reason:
             refused.append(Refusal(candidate.instance.name, _layout(candidate), str(reason)))
             continue
+        predicted.append(candidate)
         if _is_out_of_reach(candidate, steps, job.demand):
             continue
         bounded.append((-limit * _HIGHEST * candidate.copies, number, candidate, steps))
     best: _Capacity | None = None
     simulated: list[tuple[Candidate, Load]] = []
     for most, _, candidate, steps in sorted(bounded, key=lambda each: each[:2]):
-        carried = best.loads["nominal"].rate * best.candidate.copies if best else 0.0
+        carried = best.load.rate * best.candidate.copies if best else 0.0
         if -most <= carried:
             break
         load = capacity_of(candidate, steps, job.demand)
         simulated.append((candidate, load))
         if load.rate * candidate.copies > carried:
-            best = _Capacity(candidate, {"nominal": load})
+            best = _Capacity(candidate, load)
     if best is None:
-        if not refused:
-            refused.append(Refusal(job.candidates[0].instance.name, "", _unreachable(job)))
+        if predicted:
+            refused.append(Refusal(predicted[0].instance.name, "", _unreachable(job, predicted)))
         return _Result(None, tuple(simulated), tuple(refused))
-    loads = dict(best.loads)
-    for end in BOUNDS[1:]:
-        loads[end] = capacity_of(best.candidate, job.steps(best.candidate, end), job.demand)
-    return _Result(replace(best, loads=loads), tuple(simulated), tuple(refused))
+    nominal, *others = job.steps(best.candidate)
+    if job.demand.certain:
+        best = replace(best, load=capacity_of(best.candidate, nominal, job.demand))
+    rates = tuple(capacity_of(best.candidate, steps, job.demand).rate for steps in others)
+    return _Result(replace(best, rates=rates), tuple(simulated), tuple(refused))
 
 
 def _layout(candidate: Candidate) -> str:
     return f"tp {candidate.tp}, batch {candidate.replica.rows}, {candidate.runtime.name}"
 
 
-def _unreachable(job: _Job) -> str:
+def _unreachable(job: _Job, predicted: Sequence[Candidate]) -> str:
     """Why no layout of an instance type meets the objectives: the best that a request alone gets."""
     demand, first, between = job.demand, math.inf, math.inf
     shortest = min(demand.sample, key=lambda each: each.prompt)
-    for candidate in job.candidates:
-        steps = job.steps(candidate, "nominal")
+    for candidate in predicted:
+        steps, _ = job.reference(candidate)
         first = min(first, _prompt_seconds(candidate.replica, steps, shortest))
         between = min(between, _token_seconds(candidate.replica, steps, demand))
     objectives = [f"{name} {each}" for name, each in (("TTFT", demand.ttft), ("TPOT", demand.tpot)) if each]
@@ -322,6 +343,12 @@ def _prompt_seconds(replica: Replica, steps: StepTimes, request: Request) -> flo
     return total
 
 
+def _prompt_times(replica: Replica, steps: StepTimes, sample: Sequence[Request]) -> list[float]:
+    by_length = {(each.prompt, each.shared): each for each in sample}
+    seconds = {key: _prompt_seconds(replica, steps, each) for key, each in by_length.items()}
+    return [seconds[each.prompt, each.shared] for each in sample]
+
+
 def _token_seconds(replica: Replica, steps: StepTimes, demand: ServingDemand, rows: int | None = None) -> float:
     """The least time of a step that decodes. All servers but vllm-neuron compute all rows in it."""
     rows = rows or (1 if replica.scheduler is Scheduling.VLLM else replica.rows)
@@ -334,7 +361,7 @@ def _limit(candidate: Candidate, steps: StepTimes, demand: ServingDemand) -> flo
     steps in which every row generates one."""
     replica = candidate.replica
     token = _token_seconds(replica, steps, demand, replica.rows) / replica.rows
-    prompts = fmean(_prompt_seconds(replica, steps, each) for each in demand.sample)
+    prompts = fmean(_prompt_times(replica, steps, demand.sample))
     return 1.0 / (prompts + token * fmean(each.output - 1 for each in demand.sample))
 
 
@@ -342,8 +369,10 @@ def _is_out_of_reach(candidate: Candidate, steps: StepTimes, demand: ServingDema
     """Whether even an idle replica misses an objective."""
     if demand.tpot and _token_seconds(candidate.replica, steps, demand) > demand.tpot.seconds:
         return demand.output > 1
-    times = [_prompt_seconds(candidate.replica, steps, each) for each in demand.sample] if demand.ttft else []
-    return demand.ttft is not None and quantile_of(times, demand.ttft.quantile) > demand.ttft.seconds
+    if demand.ttft is None:
+        return False
+    times = _prompt_times(candidate.replica, steps, demand.sample)
+    return quantile_of(times, demand.ttft.quantile) > demand.ttft.seconds
 
 
 def capacity_of(candidate: Candidate, steps: StepTimes, demand: ServingDemand) -> Load:
@@ -369,7 +398,7 @@ def _rate(limit: float, rung: int) -> float:
 
 
 def _simulated(candidate: Candidate, steps: StepTimes, sample: Sequence[Request], rate: float) -> Outcome:
-    requests = [replace(each, arrival=each.arrival / rate) for each in sample]
+    requests = [Request(each.arrival / rate, each.prompt, each.output, each.shared) for each in sample]
     return simulate(requests, candidate.replica, steps)
 
 
@@ -450,15 +479,13 @@ def _bought(best: _Capacity, purchase: Purchase, demand: ServingDemand, prices: 
     if purchase is Purchase.SPOT:
         replaced = (start.nominal or 0.0) / 3600 / HOURS
         unavailable += demand.spot_interruptions * replaced
-    fleets = {
-        bound: fleet_of(demand.rate, load.rate * candidate.copies, demand.availability, unavailable)
-        for bound, load in best.loads.items()
-    }
-    fleet = fleets["nominal"]
+    fleet, *others = (
+        fleet_of(demand.rate, each * candidate.copies, demand.availability, unavailable) for each in best.ends
+    )
     if fleet is None:
         what = f"more than {_MOST:,} instances, or no fleet of them has an availability of {demand.availability:%}"
         return Refusal(name, str(purchase), what)
-    sizes = _ordered([fleets[bound].size if fleets[bound] else None for bound in BOUNDS])  # type: ignore[union-attr]
+    sizes = Interval(fleet.size, *(each.size if each else None for each in others))
     if sizes.high is None:
         notes.append("at the slow end of the predicted times it misses the objectives at any load")
     surge_hours = demand.rollouts * (demand.rollout_hours + (start.nominal or 0.0) / 3600)
@@ -467,15 +494,13 @@ def _bought(best: _Capacity, purchase: Purchase, demand: ServingDemand, prices: 
         notes.append("instances of a capacity block are updated in place, one at a time")
     if price is None:
         unknown = Interval(None, None, None)
-        return Plan(
-            candidate, best.loads["nominal"], purchase, fleet, sizes, None, unknown, unknown, start, 0.0, tuple(notes)
-        )
+        return Plan(candidate, best.load, purchase, fleet, sizes, None, unknown, unknown, start, 0.0, tuple(notes))
     of_rollouts = prices.price(demand.region, name, Purchase.ON_DEMAND) or price
     each = price.hourly * HOURS + of_rollouts.hourly * surge_hours
     monthly = sizes.times(each)
     return Plan(
         candidate,
-        best.loads["nominal"],
+        best.load,
         purchase,
         fleet,
         sizes,
@@ -486,13 +511,6 @@ def _bought(best: _Capacity, purchase: Purchase, demand: ServingDemand, prices: 
         fleet.size * of_rollouts.hourly * surge_hours,
         tuple(notes),
     )
-
-
-def _ordered(values: Sequence[float | None]) -> Interval:
-    """The interval of (nominal, fast, slow): simulation at three places need not be quite monotone."""
-    nominal, fast, slow = values
-    assert nominal is not None
-    return Interval(nominal, min(nominal, nominal if fast is None else fast), slow and max(nominal, slow))
 
 
 def _notes(candidate: Candidate, purchase: Purchase, price: Price | None, demand: ServingDemand) -> Iterator[str]:

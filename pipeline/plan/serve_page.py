@@ -5,8 +5,10 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from nxpipe.pipeline.build.report.html import Child, Markup, sheet, tag
+from nxpipe.pipeline.config.prices import Purchase
 from nxpipe.pipeline.plan.serve import Plan, ServingPlan
 from nxpipe.pipeline.plan.serve_report import (
+    FULL_SERVERS,
     GpuComparison,
     money,
     money_between,
@@ -38,7 +40,7 @@ def _sections(plan: ServingPlan, comparison: GpuComparison) -> Iterator[Markup]:
         yield tag("p", "No instance type meets this.")
     else:
         yield tag("section", tag("h2", "Cost of a million generated tokens"), _costs(plan, comparison))
-        yield tag("section", tag("h2", "Plans"), _plans(plan))
+        yield tag("section", tag("h2", "Plans"), _plans(plan), tag("p", FULL_SERVERS, class_="about"))
         if points := _scatter(plan):
             yield tag("section", tag("h2", "Tokens for a dollar against time between tokens"), points)
         yield tag("section", tag("h2", "What bounds each program"), list(_steps(plan)), class_="program")
@@ -80,11 +82,11 @@ def _header(plan: ServingPlan, comparison: GpuComparison) -> Markup:
 def _costs(plan: ServingPlan, comparison: GpuComparison) -> Markup:
     """A bar for each plan and GPU, and a line over its interval."""
     named = [
-        (f"{each.fleet.size} × {each.instance.name}, {each.purchase}", each.per_million, "r-tensor")
+        (_named(each.fleet.size, each.instance.name, each.purchase), each.per_million, "r-tensor")
         for each in plan.plans
     ]
     named += [
-        (f"{each.sizes.nominal:.0f} × {each.instance}, {each.purchase}", each.per_million, "r-dma")
+        (_named(each.sizes.nominal or 0, each.instance, each.purchase), each.per_million, "r-dma")
         for each in comparison.gpus
     ]
     known = [each for each in named if each[1].nominal is not None]
@@ -116,6 +118,10 @@ def _costs(plan: ServingPlan, comparison: GpuComparison) -> Markup:
         "Blue: Neuron. Orange: GPUs at unlimited load. The line is the interval; it is cut where it leaves the chart."
     )
     return tag("figure", chart, tag("figcaption", caption), class_="chart")
+
+
+def _named(size: float, instance: str, purchase: Purchase) -> str:
+    return f"{size:.0f} × {instance}" + ("" if purchase is Purchase.ON_DEMAND else f", {purchase}")
 
 
 def _share(part: float, whole: float) -> str:

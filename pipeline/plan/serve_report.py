@@ -18,6 +18,11 @@ from nxpipe.pipeline.util.text import for_terminal, style, wrapped_table
 _GIB: Final = 1 << 30
 _SHOWN: Final = 8  # refusals
 _HEIGHT: Final = 12  # rows of the chart
+# Rows of full servers in benchmarks/serving_rows.py, 2026-11-28; docs/reference/planning.md.
+FULL_SERVERS: Final = (
+    "Nine published servers under full load all generated less than is predicted for them, 1.1 to 5.1 times: the upper "
+    "ends are likelier than the lower ones."
+)
 _WIDE: Final = 84  # columns of a terminal that holds the whole table
 _MARKS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -143,6 +148,11 @@ def _closeness(plan: ServingPlan) -> str:
             f"{money(first.monthly.nominal)}."
         )
     close = [f"{each.instance.name} ({each.purchase})" for each in plan.plans if plan.is_close(each)]
+    if first.per_million.nominal is not None and first.per_million.high is None:
+        sentences.append(
+            f"At the slow end of the predicted times {first.instance.name} misses the objectives; --certain plans "
+            "for it."
+        )
     if close:
         sentences.append(f"Too close to call: the cost of {', '.join(close)} overlaps that of {first.instance.name}.")
     return "\n".join(sentences)
@@ -223,7 +233,7 @@ def _details(plan: Plan, demand: ServingDemand) -> str:
         )
     if plan.price is not None:
         lines.append(f"  ${plan.price.hourly:,.4f} an hour, {plan.purchase}, {plan.price.date}: {plan.price.source}")
-    return "\n".join([*lines, *(f"  {note}" for note in plan.notes)])
+    return "\n".join([*lines, *(f"  {note}" for note in plan.notes), f"  {FULL_SERVERS}"])
 
 
 def _gpus(plan: ServingPlan, comparison: GpuComparison, width: int) -> str:

@@ -35,7 +35,7 @@ from nxpipe.pipeline.util.errors import InputInvalid
 # The constants of the family `training` were fitted to whole steps, bubbles and collectives among them. This share of
 # the predicted time is left for one rank's own work: the median over published rows of what their other terms leave.
 # `benchmarks/training_rows.py` prints it, with the errors of rows whose model it has not seen.
-OWN_WORK: Final = 0.725
+OWN_WORK: Final = 0.96
 
 MEASURED: Final = frozenset({"trn1"})  # families with published training, on which the interval rests
 _BF16: Final = 2
@@ -144,7 +144,8 @@ PARTS: Final = ("compute", "recompute", "bubble", "tensor", "pipeline", "executi
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """Seconds of one step by what takes them. `factor` is that of the 90 % interval."""
+    """Seconds of one step by what takes them. `factor` is that of the 90 % interval, `floor` the least seconds that
+    the operations of the model can take."""
 
     compute: float
     recompute: float
@@ -155,6 +156,12 @@ class TrainingStep:
     gradients: float  # reduction over replicas, and the gather of ZeRO-1's weights
     optimizer: float
     factor: float
+    floor: float
+
+    @property
+    def bounds(self) -> tuple[float, float, float]:
+        """The interval's lower end, the expected seconds, and its upper end."""
+        return max(self.seconds / self.factor, self.floor), self.seconds, self.seconds * self.factor
 
     @property
     def seconds(self) -> float:
@@ -168,11 +175,13 @@ class TrainingStep:
 
 @dataclass(frozen=True)
 class TrainingClock:
-    """The times of a job on one instance type. `sequence` is the seconds that a sequence takes one physical core."""
+    """The times of a job on one instance type. `sequence` is the seconds that a sequence without its logits takes one
+    physical core, and `floor` the least."""
 
     job: TrainingJob
     instance: Instance
     sequence: float
+    floor: float
     factor: float
 
     @classmethod
@@ -185,7 +194,7 @@ class TrainingClock:
         factor = fitted.interval("training")
         if instance.family not in MEASURED:
             factor **= 2  # no training on it was published, so its constants are those of other chips
-        return cls(job, instance, max(share * whole.seconds, whole.floor_seconds), factor)
+        return cls(job, instance, max(share * whole.seconds, whole.floor_seconds), whole.floor_seconds, factor)
 
     def step(self, count: int, layout: TrainingLayout) -> TrainingStep:
         """One step of a layout that is valid on `count` instances."""
@@ -212,6 +221,7 @@ class TrainingClock:
             gradients=self._gradients(count, layout),
             optimizer=self._optimizer(layout),
             factor=self.factor,
+            floor=self.floor * (1 + job.head_flops / job.forward.flops) * job.sequences / (count * self.instance.cores),
         )
 
     @property
@@ -326,8 +336,13 @@ class TrainingCandidate:
         return self.job.flops * self.job.sequences / self.step.seconds / peak
 
     def hours(self, tokens: float) -> float:
-        """Of the predicted time of whole steps."""
-        return self.steps(tokens) * self.step.seconds / 3600
+        """Of the expected time of whole steps."""
+        return self.hours_between(tokens)[1]
+
+    def hours_between(self, tokens: float) -> tuple[float, float, float]:
+        """The interval's ends, with the expected hours between."""
+        low, expected, high = (self.steps(tokens) * each / 3600 for each in self.step.bounds)
+        return low, expected, high
 
     def steps(self, tokens: float) -> int:
         return math.ceil(tokens / (self.job.sequences * self.job.tokens))

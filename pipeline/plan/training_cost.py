@@ -108,16 +108,15 @@ def block_days(hours: float) -> list[int]:
 
 
 def block_sizes(count: int) -> list[int] | None:
-    """The sizes of the blocks that hold so many instances, the fewest blocks; None if an account cannot have them."""
+    """The sizes of the fewest blocks that hold so many instances; None if an account cannot have them.
+
+    A number between two sizes is the larger one: instances of two blocks may be far apart.
+    """
     if count > _BLOCK_INSTANCES:
         return None
     whole, rest = divmod(count, BLOCK_SIZES[-1])
-    sizes = [BLOCK_SIZES[-1]] * whole
-    for size in reversed(BLOCK_SIZES):
-        if rest >= size:
-            sizes.append(size)
-            rest -= size
-    return sizes
+    last = [next(size for size in BLOCK_SIZES if size >= rest)] if rest else []
+    return [BLOCK_SIZES[-1]] * whole + last
 
 
 def block_end(start: date, days: int) -> tuple[datetime, datetime]:
@@ -143,15 +142,14 @@ def offers(
     c: TrainingCandidate, tokens: float, prices: Prices, region: str, checkpoints: Checkpoints | None = None
 ) -> Iterator[Offer]:
     """Each way in which the instances are sold, and its hours and dollars for a number of tokens."""
-    work, name = c.hours(tokens), c.instance.name
-    spread = (work / c.step.factor, work, work * c.step.factor)
+    spread, name = c.hours_between(tokens), c.instance.name
     for purchase in Purchase:
         if purchase is Purchase.CAPACITY_BLOCK and (name not in IN_CAPACITY_BLOCKS or block_sizes(c.count) is None):
             continue
         if purchase is Purchase.SPOT and name in NEVER_SPOT:
             continue
         hours, note = spread, ""
-        billed = spread
+        billed, count = spread, c.count
         if purchase is Purchase.SPOT:
             spot = Spot.of(c, checkpoints or Checkpoints())
             hours = billed = _scaled(spread, 1 + spot.waste)
@@ -159,13 +157,14 @@ def offers(
         elif purchase is Purchase.CAPACITY_BLOCK:
             blocks = [block_days(each) for each in spread]
             billed = (24.0 * sum(blocks[0]), 24.0 * sum(blocks[1]), 24.0 * sum(blocks[2]))
-            sizes = " + ".join(map(str, block_sizes(c.count) or ()))
-            note = f"{' + '.join(map(str, blocks[1]))} days of {sizes}"
+            sizes = block_sizes(c.count) or []
+            count = sum(sizes)
+            note = f"blocks of {' + '.join(map(str, sizes))} instances for {' + '.join(map(str, blocks[1]))} days"
         price = prices.price(region, name, purchase)
         if price is None:
             yield Offer(purchase, hours, None, note=note)
             continue
-        dollars = _scaled(billed, price.hourly * c.count)
+        dollars = _scaled(billed, price.hourly * count)
         if years := _TERMS.get(purchase):
             whole = years * _HOURS_OF_YEAR * c.count * price.hourly
             note = f"${whole:,.0f} are committed over {years} year{'s' if years > 1 else ''}, used or not"
@@ -189,7 +188,7 @@ OFFERED: Final = (Purchase.ON_DEMAND, Purchase.SPOT, Purchase.CAPACITY_BLOCK)  #
 
 @dataclass(frozen=True)
 class TrainingDemand:
-    """The demand of a plan: tokens to train on, and the bounds of money and time."""
+    """What a plan is requested for: tokens to train on, and the bounds of money and time."""
 
     tokens: float
     region: str
@@ -290,8 +289,8 @@ def _unfit(clock: TrainingClock, count: int) -> str:
     where, least = f"{count} x {clock.instance.name}", least_memory(clock, count)
     if least is None:
         return f"{where}: no layout divides its ranks, {clock.job.sequences} sequences and the model's heads and layers"
-    need, held = least.memory.total / 2**30, rank_bytes(clock.instance) / 2**30
-    return f"{where}: the least full layout, {least.layout}, needs {need:.1f} GiB of a rank's {held:.1f} GiB"
+    need, available = least.memory.total / 2**30, rank_bytes(clock.instance) / 2**30
+    return f"{where}: the least full layout, {least.layout}, needs {need:.1f} GiB of a rank's {available:.1f} GiB"
 
 
 def _missed(choice: TrainingChoice, demand: TrainingDemand) -> str:

@@ -130,9 +130,9 @@ class _Fields:
 
     def one_of(self, name: str, known: Sequence[str]) -> str | None:
         found = self.value(name)
-        if found is not None and found not in known:
-            raise self.invalid(name, f"one of {', '.join(known)}", found)
-        return None if found is None else str(found)
+        if found is None or (isinstance(found, str) and found in known):
+            return found
+        raise self.invalid(name, f"one of {', '.join(known)}", found)
 
     def invalid(self, name: str, wanted: str, found: Any = None) -> InputInvalid:
         return InputInvalid(f"{self.path}: {name} is {found!r:.60}, not {wanted}; correct the file")

@@ -32,7 +32,7 @@ _BAR: Final = 12
 
 def summary(plan: TrainingPlan, width: int) -> str:
     """The whole report for a terminal, but for `explanation`."""
-    parts = [_demand(plan)]
+    parts = [_demanded(plan)]
     if plan.given is not None:
         parts.append("The imported layout:\n" + _table(plan, [plan.given], width))
     if plan.choices:
@@ -43,7 +43,7 @@ def summary(plan: TrainingPlan, width: int) -> str:
     return "\n\n".join(parts)
 
 
-def _demand(plan: TrainingPlan) -> str:
+def _demanded(plan: TrainingPlan) -> str:
     job = plan.job
     zero = ", ZeRO-1" if job.zero1 else ""
     return (
@@ -65,7 +65,7 @@ def _row(plan: TrainingPlan, choice: TrainingChoice) -> tuple[str, ...]:
         f"{c.count} x {c.instance.name}",
         str(c.layout),
         f"{_short(c.tokens_per_second)} ({low} to {high})",
-        _span(_hours(choice, offer)),
+        _span(_hours(choice, offer, plan.demand.tokens)),
         cost(offer) + (", too close to call" if plan.is_close(choice) else ""),
         f"{c.memory.total / _GIB:.1f} of {rank_bytes(c.instance) / _GIB:.0f}",
         f"{c.utilization:.0%}",
@@ -73,9 +73,8 @@ def _row(plan: TrainingPlan, choice: TrainingChoice) -> tuple[str, ...]:
     )
 
 
-def _hours(choice: TrainingChoice, offer: Offer | None) -> tuple[float, float, float]:
-    factor = choice.candidate.step.factor
-    return offer.hours if offer else (choice.hours / factor, choice.hours, choice.hours * factor)
+def _hours(choice: TrainingChoice, offer: Offer | None, tokens: float) -> tuple[float, float, float]:
+    return offer.hours if offer else choice.candidate.hours_between(tokens)
 
 
 def _short(rate: float) -> str:
@@ -87,7 +86,9 @@ def _short(rate: float) -> str:
 
 
 def _rate(c: TrainingCandidate) -> tuple[float, float]:
-    return c.tokens_per_second / c.step.factor, c.tokens_per_second * c.step.factor
+    fast, _, slow = c.step.bounds
+    tokens = c.job.sequences * c.job.tokens
+    return tokens / slow, tokens / fast
 
 
 def _span(hours: tuple[float, float, float]) -> str:
@@ -96,7 +97,7 @@ def _span(hours: tuple[float, float, float]) -> str:
 
 
 def cost(offer: Offer | None) -> str:
-    """Dollars with their interval; an unknown price is named as such."""
+    """Dollars with their interval; a price that is not known is "unknown"."""
     if offer is None or offer.dollars is None:
         return "unknown"
     low, middle, high = map(money, offer.dollars)
@@ -149,11 +150,11 @@ def explanation(plan: TrainingPlan) -> str:
         f"takes {duration(spot.write)} and is best written every {duration(spot.interval)} (Daly); "
         f"{spot.waste:.1%} of the time is lost."
     )
-    offers = [
+    bought = [
         (each.purchase.value, f"{each.hours[1]:,.1f}", cost(each), str(each.dated or "-"), each.note)
         for each in choice.offers
     ]
-    parts.append(table(("bought", "hours", "cost", "price of", "note"), offers))
+    parts.append(table(("bought", "hours", "cost", "price of", "note"), bought))
     return "\n\n".join(parts)
 
 
@@ -161,7 +162,8 @@ def _seconds(step: TrainingStep) -> Iterator[tuple[str, str, str]]:
     for part in PARTS:
         seconds = getattr(step, part)
         yield _NAMES[part], f"{seconds:.3f}", f"{seconds / step.seconds:.1%}"
-    yield "all", f"{step.seconds:.3f}", f"{step.seconds / step.factor:.3f} to {step.seconds * step.factor:.3f}"
+    low, expected, high = step.bounds
+    yield "all", f"{expected:.3f}", f"{low:.3f} to {high:.3f}"
 
 
 def document(plan: TrainingPlan) -> dict[str, Any]:
@@ -222,16 +224,16 @@ def page(plan: TrainingPlan) -> bytes:
 
 def _sections(plan: TrainingPlan) -> Iterator[Markup]:
     yield tag("h1", f"Training plan, {plan.job.model}")
-    yield tag("p", _demand(plan) + ".")
+    yield tag("p", _demanded(plan) + ".")
     choices = ([plan.given] if plan.given else []) + list(plan.choices)
     if not choices:
         yield tag("p", "No layout fits.")
     else:
         if bars := _bars(plan, choices):
-            yield tag("section", tag("h2", "Cost and time"), bars)
+            yield tag("section", tag("h2", "Cost of the run"), bars)
         rows = [_cells(plan, each) for each in choices]
         yield tag(
-            "section", tag("h2", "Plans"), _html_table(("instances", "tokens/s", "MFU", "GiB", "time", "cost"), rows)
+            "section", tag("h2", "Plans"), _html_table(("instances", "cost", "time", "tokens/s", "MFU", "GiB"), rows)
         )
         first = choices[0].candidate
         yield tag("section", tag("h2", f"A step of {first.count} × {first.instance.name}"), _step(first))
@@ -256,9 +258,15 @@ def _bars(plan: TrainingPlan, choices: Sequence[TrainingChoice]) -> Markup | Non
             tag("rect", x=0, y=y + 17, width=middle, height=_BAR, rx=2, class_="r-tensor"),
             tag("line", x1=low, x2=high, y1=y + 23, y2=y + 23, class_="roof"),
         ]
-    label = "dollars of the whole run, with their intervals"
+    described = "dollars of the whole run, with their intervals"
     chart = tag(
-        "svg", tag("title", label), drawn, class_="roofline", height=len(known) * _ROW, role="img", aria_label=label
+        "svg",
+        tag("title", described),
+        drawn,
+        class_="roofline",
+        height=len(known) * _ROW,
+        role="img",
+        aria_label=described,
     )
     return tag("figure", chart, tag("figcaption", "The line is the interval."), class_="chart")
 
@@ -268,15 +276,22 @@ def _cells(plan: TrainingPlan, choice: TrainingChoice) -> tuple[Child, ...]:
     low, high = _rate(c)
     remarks = [str(c.layout), *(["imported"] if choice is plan.given else [])]
     remarks += ["too close to call"] if plan.is_close(choice) else []
-    hours = _hours(choice, offer)
+    hours = _hours(choice, offer, plan.demand.tokens)
     return (
         tag("div", tag("strong", f"{c.count} × {c.instance.name}"), [tag("small", each) for each in remarks]),
+        _dollars(offer),
+        _two(duration(3600 * hours[1]), f"{duration(3600 * hours[0])} to {duration(3600 * hours[2])}"),
         _two(_short(c.tokens_per_second), f"{_short(low)} to {_short(high)}"),
         f"{c.utilization:.0%}",
         _two(f"{c.memory.total / _GIB:.1f}", f"of {rank_bytes(c.instance) / _GIB:.0f}"),
-        _two(duration(3600 * hours[1]), f"{duration(3600 * hours[0])} to {duration(3600 * hours[2])}"),
-        _two(cost(offer), offer.purchase.value if offer else ""),
     )
+
+
+def _dollars(offer: Offer | None) -> Markup:
+    if offer is None or offer.dollars is None:
+        return _two("unknown", "no known price")
+    low, middle, high = map(money, offer.dollars)
+    return _two(middle, f"{low} to {high}, {offer.purchase}")
 
 
 def _step(c: TrainingCandidate) -> Markup:

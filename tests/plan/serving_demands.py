@@ -1,12 +1,12 @@
 """Demands and step times for tests of serving plans."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from nxpipe.pipeline.plan.candidates import RUNTIMES, Candidate
 from nxpipe.pipeline.plan.schedulers import Scheduling
 from nxpipe.pipeline.plan.serve import Objective, ServingDemand
-from nxpipe.pipeline.plan.steps import Bound
 from nxpipe.pipeline.plan.traffic import Arrivals, LengthDistribution, Traffic
 
 LLAMA = "meta-llama/Llama-3.1-8B"
@@ -41,10 +41,9 @@ class LinearSteps:
         return self.factor * (0.006 + 2e-4 * rows + 1e-7 * rows * context)
 
 
-def linear_steps(candidate: Candidate, bound: Bound) -> LinearSteps:
+def linear_steps(candidate: Candidate) -> Iterator[LinearSteps]:
     """The more cores, the faster; the interval is 25 % either way."""
-    factor = {"low": 0.8, "nominal": 1.0, "high": 1.25}[bound]
-    return LinearSteps(factor * 4 / candidate.tp)
+    return (LinearSteps(factor * 4 / candidate.tp) for factor in (1.0, 0.8, 1.25))
 
 
 def tighter(objective: Objective, factor: float) -> Objective:

@@ -8,7 +8,7 @@ from datetime import date
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nxpipe.emulator.hardware import INSTANCES
@@ -60,15 +60,17 @@ def least(plan: ServingPlan) -> float:
 
 RATES = st.floats(0.05, 500)
 TIMES = st.floats(0.005, 3)
-FEW = examples(60)
+FEW = settings(max_examples=examples(40))
 
 
 class TestWhatHoldsForAnyDemand:
+    @FEW
     @given(rate=RATES, more=st.floats(1, 20), ttft=TIMES, tpot=TIMES)
     def test_more_traffic_never_needs_less_money(self, rate: float, more: float, ttft: float, tpot: float) -> None:
         asked = demand(rate, ttft=Objective(ttft), tpot=Objective(tpot / 10))
         assert least(planned(asked)) <= least(planned(replace(asked, rate=rate * more)))
 
+    @FEW
     @given(
         ttft=TIMES,
         tpot=TIMES,
@@ -83,11 +85,13 @@ class TestWhatHoldsForAnyDemand:
         stricter = demand(ttft=Objective(ttft * tighter, strict), tpot=Objective(tpot / 10 * tighter, strict))
         assert least(planned(asked)) <= least(planned(stricter))
 
+    @FEW
     @given(availability=st.lists(st.floats(0.5, 0.99999), min_size=2, max_size=2), rate=RATES)
     def test_a_higher_availability_never_costs_less(self, availability: list[float], rate: float) -> None:
         low, high = sorted(availability)
         assert least(planned(demand(rate, availability=low))) <= least(planned(demand(rate, availability=high)))
 
+    @FEW
     @given(first=st.floats(0.1, 9), second=st.floats(0.1, 60), cheaper=st.floats(0.1, 1), rate=RATES)
     def test_a_cheaper_price_never_raises_the_cost_of_a_plan(
         self, first: float, second: float, cheaper: float, rate: float
@@ -99,6 +103,7 @@ class TestWhatHoldsForAnyDemand:
             if one.instance is other.instance and one.monthly.nominal and other.monthly.nominal:
                 assert other.monthly.nominal <= one.monthly.nominal
 
+    @FEW
     @given(rate=RATES, ttft=TIMES, first=st.floats(0.1, 9), second=st.floats(0.1, 60))
     def test_one_more_instance_type_never_worsens_the_best_plan(
         self, rate: float, ttft: float, first: float, second: float
@@ -106,6 +111,7 @@ class TestWhatHoldsForAnyDemand:
         asked, known = demand(rate, ttft=Objective(ttft)), prices(xlarge=first, _24xlarge=second)
         assert least(planned(asked, known)) <= min(least(planned(asked, known, [each])) for each in TYPES)
 
+    @FEW
     @given(rate=RATES, ttft=TIMES, tpot=TIMES)
     def test_figures_lie_in_their_intervals(self, rate: float, ttft: float, tpot: float) -> None:
         for plan in planned(demand(rate, ttft=Objective(ttft), tpot=Objective(tpot / 10))).plans:
@@ -114,12 +120,13 @@ class TestWhatHoldsForAnyDemand:
                 assert found.nominal is not None
                 assert found.low <= found.nominal <= (math.inf if found.high is None else found.high)
 
+    @FEW
     @given(ttft=TIMES, tpot=TIMES)
     def test_what_is_not_simulated_carries_no_more(self, ttft: float, tpot: float) -> None:
         asked = demand(ttft=Objective(ttft), tpot=Objective(tpot / 10))
         plan = planned(asked, types=TYPES[1:])
         found, _ = candidates(MODEL, TYPES[1:], asked.lengths, NXDI)
-        highest = max(capacity_of(each, linear_steps(each, "nominal"), asked).rate * each.copies for each in found)
+        highest = max(capacity_of(each, next(linear_steps(each)), asked).rate * each.copies for each in found)
         carried = [each.load.rate * each.candidate.copies for each in plan.plans]
         assert max(carried, default=0.0) == highest
 
@@ -294,6 +301,16 @@ class TestWhatIsNotPossible:
         assert not plan.plans
         assert plan.best is None
         assert all("no layout meets TTFT" in each.reason for each in plan.refused if not each.what)
+
+    @FEW
+    @given(rate=RATES, ttft=TIMES, tpot=TIMES)
+    def test_a_certain_plan_meets_the_objectives_at_the_slow_end_for_no_less_money(
+        self, rate: float, ttft: float, tpot: float
+    ) -> None:
+        asked = demand(rate, ttft=Objective(ttft), tpot=Objective(tpot / 10))
+        certain = planned(replace(asked, certain=True))
+        assert all(each.sizes.high is not None for each in certain.plans)
+        assert least(planned(asked)) <= least(certain) * (1 + 1e-9)
 
     def test_without_objectives_a_fleet_carries_what_its_programs_execute(self) -> None:
         plan = planned(demand(ttft=None, tpot=None))

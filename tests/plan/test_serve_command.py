@@ -39,6 +39,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestReport:
+    @pytest.mark.sample(3)
     @pytest.mark.parametrize("columns", [60, 100, 200])
     def test_the_tables_fit_the_terminal(
         self, columns: int, nxpipe: InProcess, monkeypatch: pytest.MonkeyPatch
@@ -51,6 +52,7 @@ class TestReport:
         table = lines[start : lines.index("", start)]
         assert all(len(line) <= columns for line in table), table
 
+    @pytest.mark.sample(4)
     def test_every_figure_in_dollars_has_the_date_of_its_prices(self, nxpipe: InProcess) -> None:
         answer = nxpipe(*SMALL, "--gpu", "p5en.48xlarge", "--purchase", "on-demand", "--purchase", "capacity-block")
         dates = re.findall(r"prices of (\d{4}-\d\d-\d\d)", answer.out)
@@ -70,6 +72,7 @@ class TestReport:
         assert document["demand"]["tpot"] == {"ms": 60.0, "quantile": 0.9}
         assert document["verdict"] == document["verdict"].strip()
 
+    @pytest.mark.sample(4)
     def test_explain_names_the_bound_of_each_program(self, nxpipe: InProcess) -> None:
         plain, explained = nxpipe(*SMALL), nxpipe(*SMALL, "--explain")
         assert "bound by" not in plain.out
@@ -92,6 +95,7 @@ class TestReport:
         assert "script" not in elements
         assert "default-src 'none'" in page.replace("&#x27;", "'")
 
+    @pytest.mark.sample(4)
     def test_text_of_a_model_cannot_become_markup(self, nxpipe: InProcess, tmp_path: Path) -> None:
         folder = tmp_path / "<b>x"
         folder.mkdir()
@@ -110,6 +114,7 @@ class TestReport:
         assert answer.code == 0
         assert "<b>" not in (tmp_path / "plan.html").read_text()
 
+    @pytest.mark.sample(4)
     def test_a_model_of_the_configuration_is_planned_by_its_name(self, nxpipe: InProcess, tmp_path: Path) -> None:
         (tmp_path / "nxpipe.toml").write_text(
             '[project]\nname = "shop"\nregion = "us-west-2"\n[[models]]\nname = "chat"\n'
@@ -164,6 +169,7 @@ class TestRefusals:
         assert answer.code == 18
         assert "No plan is within the budget of $10.00 a month" in answer.out
 
+    @pytest.mark.sample(4)
     def test_a_log_has_lengths_of_its_own(self, nxpipe: InProcess, tmp_path: Path) -> None:
         lines = [json.dumps({"timestamp": 100 * n, "input_length": 50 + n, "output_length": 5}) for n in range(40)]
         (tmp_path / "log.jsonl").write_text("\n".join(lines))
