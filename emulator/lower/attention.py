@@ -1,8 +1,8 @@
 """Attention kernel: scores of 128 query rows at a time, whose softmax stays in SBUF.
 
 If all scores of a row fit SBUF, the row is processed in one pass, and maximum, sum and rounded probabilities equal
-those of a separate softmax. Otherwise the keys are streamed three times in pieces: for the maximum, for the sum, and
-for the product with the values. Each pass recomputes the scores, which costs less than a round trip through HBM.
+those of a separate softmax. Otherwise the keys are taken in pieces, with an online softmax: a running maximum and sum,
+and a result that is rescaled as the maximum grows. Keys and values stay in SBUF if they fit, for all rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,11 +12,12 @@ from typing import Final
 
 from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instruction import Alu, Engine
+from nxpipe.emulator.isa.affine import Affine, affine, divided
+from nxpipe.emulator.isa.instruction import Alu, Engine, Instruction
 from nxpipe.emulator.isa.operands import Memory, Tile
+from nxpipe.emulator.isa.scalar import Activation, Function
 from nxpipe.emulator.isa.tensor import Matmul
-from nxpipe.emulator.isa.vector import TensorCopy
+from nxpipe.emulator.isa.vector import ScalarTensorTensor, TensorCopy, TensorScalar
 from nxpipe.emulator.lower.attention_few_rows import FewRowsTiling, FewRowsViews, write_few_rows
 from nxpipe.emulator.lower.attention_scores import LOWEST, MaskedKeys, Scores, is_matched, load_mask
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
@@ -70,9 +71,11 @@ class AttentionTiling:
     piece: int  # keys in SBUF at a time
     buffers: int  # of scores and probabilities: 2 is double buffering
     loads: int = 1  # buffers of keys and values
+    scores: int = 0  # keys whose scores are in SBUF at a time, if not those of all keys in SBUF
 
     def __str__(self) -> str:
-        return f"{self.heads} key heads, {self.piece} keys, {self.buffers} score buffers, {self.loads} key buffers"
+        by = f" {self.scores} scores at a time," if self.scores else ""
+        return f"{self.heads} key heads, {self.piece} keys,{by} {self.buffers} score buffers, {self.loads} key buffers"
 
     @staticmethod
     def of(k: Kernel, op: Attention, views: Sequence[View], mask: View | None) -> "AttentionTiling":
@@ -80,12 +83,16 @@ class AttentionTiling:
         max_heads = min(keys.shape[0], max(ceil(_LONG_RUN / (keys.shape[-1] * keys.dtype.itemsize + 1)), 1))
         sizes = _AttentionCosts(op, q, keys, values, out, mask)
         free = k.free_bytes(Memory.SBUF)
+        count = keys.shape[1]
         for buffers in (2, 1):
             for heads in range(max_heads, 0, -1):
                 for loads in (2, 1):
-                    if sizes.nbytes(heads, keys.shape[1], buffers, loads) <= free // (2 if loads > 1 else 1):
-                        return AttentionTiling(heads, keys.shape[1], buffers, loads)
-        pieces = range(keys.shape[1] // PARTITIONS * PARTITIONS, PARTITIONS, -PARTITIONS)
+                    if sizes.nbytes(heads, count, buffers, loads) <= free // (2 if loads > 1 else 1):
+                        return AttentionTiling(heads, count, buffers, loads)
+        for scores in (_SCORES, _SCORES // 2, BANK):
+            if scores < count and sizes.nbytes(1, count, 2, scores=scores) <= free:
+                return AttentionTiling(1, count, 2, scores=scores)
+        pieces = range(min(count // PARTITIONS * PARTITIONS, _SCORES), PARTITIONS, -PARTITIONS)
         fitting = (piece for piece in pieces if sizes.nbytes(1, piece, 1, loads=2) <= free)
         return AttentionTiling(1, next(fitting, PARTITIONS), 1, 2)
 
@@ -101,9 +108,10 @@ class _AttentionCosts:
     out: View
     mask: View | None
 
-    def nbytes(self, heads: int, piece: int, buffers: int, loads: int = 1) -> int:
+    def nbytes(self, heads: int, piece: int, buffers: int, loads: int = 1, scores: int = 0) -> int:
         """Bytes per partition, with keys and values in `loads` buffers."""
-        return loads * self._keys(heads, piece) + self._queries(heads) + self._scores(heads, piece, buffers) + 4096
+        by_row = self._scores(heads, scores or piece, buffers)
+        return loads * self._keys(heads, piece) + self._queries(heads) + by_row + 4096
 
     def _keys(self, heads: int, piece: int) -> int:
         elements, width = self.keys.shape[-1], self.values.shape[-1]
@@ -134,6 +142,8 @@ def heads_together(keys: int, width: int, heads: int) -> int:
     most = max(min(BANK // max(keys, width), heads), 1)
     return -(-heads // -(-heads // most))
 
+
+_SCORES: Final = 2048  # keys whose scores are in SBUF at a time, if not those of a whole row
 
 _PIPELINED: Final = 4  # groups of heads in a software pipeline
 
@@ -275,14 +285,14 @@ class _Block:
             transpose_heads(k, columns, rows.pick(1, query), query * heads, engine)
         out_tile = k.tile(whole.out.dtype, count, heads * query_heads, width, buffers=2)
         mask_view = None if self.masked_keys else whole.mask
-        shared_mask = self._shared_mask(mask_view) if mask_view and self.resident else None
+        shared_mask = self._shared_mask(mask_view) if mask_view and self._is_whole else None
 
         def rows_of(query: Affine, head: Affine, together: int) -> _Rows:
             mask = None if mask_view is None else mask_view.pick(1, query).cut((head + self.heads[0], together))
             scores = self._scores(columns, mask, shared_mask, (head, together), query * heads + head)
             return _Rows(self, scores, out_tile.cut(count, (query * heads + head, together)))
 
-        together = heads_together(self.extent, width, heads) if self.resident else 1
+        together = heads_together(self.extent, width, heads) if self._is_whole else 1
         if heads == together:
             self._write_all(query_heads, lambda query: rows_of(query, Affine(), heads))
         else:
@@ -300,9 +310,9 @@ class _Block:
         k = self.k
         most = _PIPELINED if self.extent <= BANK else self.whole.tiling.buffers
         together = -(-count // -(-count // most))
-        for first, groups in k.spans(count, together if self.resident else 1):
+        for first, groups in k.spans(count, together if self._is_whole else 1):
             with k.scope():
-                if self.resident:
+                if self._is_whole:
                     self._write_pipelined([rows_of(first + number) for number in range(groups)])
                 else:
                     rows_of(first).write_in_pieces()
@@ -319,6 +329,11 @@ class _Block:
                     stage(groups[step - lag], *banks[(step - lag) % 2])
 
     @property
+    def _is_whole(self) -> bool:
+        """True if the scores of whole rows are in SBUF."""
+        return self.resident is not None and not self.whole.tiling.scores
+
+    @property
     def _masks_on_vector(self) -> bool:
         """True if the vector engine masks the scores; the scalar engine then copies the transposed queries."""
         return self.whole.mask is not None and self.masked_keys is None
@@ -331,13 +346,13 @@ class _Block:
             k=self.k,
             op=whole.op,
             causal=whole.causal,
-            buffers=1 if self.resident else whole.tiling.buffers,
+            buffers=1 if self._is_whole else whole.tiling.buffers,
             queries=columns,
             elements=whole.q.shape[-1],
             query=query,
             head=heads[0],
             heads=heads[1],
-            in_bank=self.resident is not None and heads[1] * self.extent <= BANK,
+            in_bank=self._is_whole and heads[1] * self.extent <= BANK,
             rows=self.rows,
             visible_keys=self.visible_keys,
             masked_keys=self.masked_keys,
@@ -415,34 +430,53 @@ class _Rows:
             self._copy_from_psum(self.place, sums)
 
     def write_in_pieces(self) -> None:
-        k, step = self.k, self.block.whole.tiling.piece
+        """Online softmax: one pass over the keys, with a running maximum. The sums so far are those of exponentials
+        relative to an older maximum, and are multiplied by the exponential of its difference from the newer one."""
+        k, width = self.k, self.block.whole.values.shape[-1]
         highest, total = self.scores.column(), self.scores.column()
+        result = k.tile(DType.FLOAT32, self.count, width, buffers=2)
         self.scores.memset(highest.whole, LOWEST)
-        for piece in k.spans(self.block.extent, step):
-            with k.scope():
-                piece_highest = self.scores.highest(self.scores.compute(self._load(piece)[0], piece))
-                self.scores.combine(highest, highest, Alu.MAXIMUM, piece_highest)
-        negative = self.scores.negative(highest, 1.0)
         self.scores.memset(total.whole, 0.0)
-        for piece in k.spans(self.block.extent, step):
+        self.scores.memset(result.whole, 0.0)
+        for scores, piece in self._pieces():
             with k.scope():
-                scores, piece_total = self.scores.compute(self._load(piece)[0], piece), self.scores.column()
-                self.scores.exponentials(scores, negative, piece_total)
-                self.scores.combine(total, total, Alu.ADD, piece_total)
+                self._add_piece(scores, piece, highest, total, result)
         inverse = self.scores.inverse(total)
-        with k.scope():
-            sums = self._sums()
-            for start, size in k.spans(self.block.extent, step):
-                with k.scope():
-                    keys, values = self._load((start, size))
-                    scores = self.scores.compute(keys, (start, size))
-                    exponentials = self.scores.exponentials(scores, negative, None)
-                    columns = self._transposed(self.scores.probabilities(exponentials, inverse), size, None)
-                    self._multiply(sums, columns, values, start, size)
-            self._copy_from_psum(self.place, sums)
+        k.emit(_scaled(self.place, result.whole, inverse.whole))
 
-    def _load(self, piece: Span) -> tuple[Block, Block]:
-        return self.block.whole.load(self.block.heads, piece)
+    def _pieces(self) -> Iterator[tuple[Scores, Span]]:
+        """Pieces of the keys: those that every row sees, which need no causal mask, and the others."""
+        k, extent, step = self.k, self.block.extent, self.block.whole.tiling.scores or self.block.whole.tiling.piece
+        seen = min(self.block.visible_keys, extent) // PARTITIONS * PARTITIONS if self.scores.causal else extent
+        for piece in k.spans(seen, step):
+            yield replace(self.scores, causal=False), piece
+        for start, size in k.spans(extent - seen, step):
+            yield replace(self.scores, visible_keys=0), (start + seen, size)
+
+    def _add_piece(self, scores: Scores, piece: Span, highest: Block, total: Block, result: Block) -> None:
+        k, size = self.k, piece[1]
+        keys, values, first = self._load(piece)
+        tile = scores.compute(keys, piece, first)
+        newer, factor, piece_total = scores.highest(tile), scores.column(), scores.column()
+        scores.combine(newer, newer, Alu.MAXIMUM, highest)
+        negative = scores.negative(newer, 1.0)
+        k.emit(
+            Activation(
+                engine=Engine.SCALAR, dst=factor.whole, src=highest.whole, function=Function.EXP, bias=negative.whole
+            )
+        )
+        k.emit(TensorCopy(engine=Engine.VECTOR, dst=highest.whole, src=newer.whole))
+        columns = self._transposed(scores.rounded_exponentials(tile, negative, piece_total), size, None)
+        k.emit(_scaled(total.whole, total.whole, factor.whole, piece_total.whole))
+        sums = self._sums()
+        self._multiply(sums, columns, values, divided(first, PARTITIONS), size)
+        k.emit(_scaled(result.whole, result.whole, factor.whole, self._joined(sums)))
+
+    def _load(self, piece: Span) -> tuple[Block, Block, Affine]:
+        """Keys and values of a piece, and the place of its first key in them."""
+        if self.block.resident:
+            return *self.block.resident, affine(piece[0])
+        return *self.block.whole.load(self.block.heads, piece), Affine()
 
     def _sums(self) -> Block:
         """Sums [rows, heads, elements], or of a single head [rows, banks, 512 elements] if they need several banks."""
@@ -451,8 +485,9 @@ class _Rows:
             return self.k.psum(self.count, self.scores.heads, width)
         return self.k.psum(self.count, -(-width // BANK), BANK, buffers=1)
 
-    def _multiply(self, sums: Block, columns: Block, values: Block, start: Affine, size: int) -> None:
-        k, width = self.k, self.block.whole.values.shape[-1]
+    def _multiply(self, sums: Block, columns: Block, values: Block, first: Affine, size: int) -> None:
+        """Multiply probabilities by values, from a chunk on."""
+        k, width, at = self.k, self.block.whole.values.shape[-1], self.scores.head
         with k.loop(self.scores.heads) as head:
             for chunk, depth in each_chunk(k, size):
                 for bank, part in ((bank, min(width - bank * BANK, BANK)) for bank in range(-(-width // BANK))):
@@ -461,8 +496,8 @@ class _Rows:
                             engine=Engine.TENSOR,
                             dst=sums.cut(self.count, (head + bank, 1), (0, part)),
                             stationary=columns.cut(depth, (head, 1), (chunk, 1)),
-                            moving=values.cut(depth, (chunk, 1), (self.scores.head + head, 1), (bank * BANK, part)),
-                            accumulate=start + chunk,
+                            moving=values.cut(depth, (first + chunk, 1), (at + head, 1), (bank * BANK, part)),
+                            accumulate=chunk,
                         )
                     )
 
@@ -482,6 +517,17 @@ class _Rows:
         return columns
 
     def _copy_from_psum(self, dst: Tile, sums: Block) -> None:
+        self.k.emit(TensorCopy(engine=Engine.VECTOR, dst=dst, src=self._joined(sums)))
+
+    def _joined(self, sums: Block) -> Tile:
         width = self.block.whole.values.shape[-1]
-        src = sums.whole if width <= BANK else replace(sums, shape=(sums.shape[0] * BANK,)).cut(self.count, (0, width))
-        self.k.emit(TensorCopy(engine=Engine.VECTOR, dst=dst, src=src))
+        return sums.whole if width <= BANK else replace(sums, shape=(sums.shape[0] * BANK,)).cut(self.count, (0, width))
+
+
+def _scaled(dst: Tile, src: Tile, factor: Tile, plus: Tile | None = None) -> Instruction:
+    """`src * factor + plus`, with a factor for each row."""
+    if plus is None:
+        return TensorScalar(engine=Engine.VECTOR, dst=dst, src=src, op0=Alu.MULTIPLY, operand0=factor)
+    return ScalarTensorTensor(
+        engine=Engine.VECTOR, dst=dst, src=src, op0=Alu.MULTIPLY, operand0=factor, op1=Alu.ADD, right=plus
+    )

@@ -121,13 +121,13 @@ class Scores:
     def combine(self, dst: Block, left: Block, op: Alu, right: Block) -> None:
         self.k.emit(TensorTensor(engine=Engine.VECTOR, dst=dst.whole, left=left.whole, right=right.whole, op=op))
 
-    def compute(self, keys: Block, piece: Span) -> ScoreTile:
-        """Compute the scores of a piece of the keys, masked."""
+    def compute(self, keys: Block, piece: Span, first: Affine) -> ScoreTile:
+        """Compute the scores of a piece of the keys, masked. Its first key is at a place of the tile of keys."""
         sums = self.k.tile(DType.FLOAT32, self.rows[1], self.heads, piece[1], buffers=self.buffers)
-        self.start(sums, keys, piece)
+        self.start(sums, keys, piece, first)
         return self.masked(sums, piece)
 
-    def start(self, sums: Block, keys: Block, piece: Span) -> None:
+    def start(self, sums: Block, keys: Block, piece: Span, first: Affine | int = 0) -> None:
         """Compute the scores of a piece of the keys: into a bank of PSUM, without mask and scale, or into SBUF."""
         k, (_, size) = self.k, piece
         if self.in_bank:
@@ -137,7 +137,7 @@ class Scores:
         for start, width in k.spans(size, BANK):
             with k.scope():
                 bank = k.psum(self.rows[1], self.heads, width)
-                self._multiply_keys(bank, keys, piece, (start, width))
+                self._multiply_keys(bank, keys, piece, (start, width), first)
                 place = sums.cut(self.rows[1], (0, self.heads), (start, width))
                 self._scale(place, bank.whole, mask, (start, width))
         self._hide(sums, mask, size)
@@ -196,7 +196,7 @@ class Scores:
             )
         )
 
-    def _multiply_keys(self, sums: Block, keys: Block, piece: Span, columns: Span) -> None:
+    def _multiply_keys(self, sums: Block, keys: Block, piece: Span, columns: Span, first: Affine | int = 0) -> None:
         elements = self.elements
         if not elements:
             self.memset(sums.whole, 0.0)
@@ -208,7 +208,9 @@ class Scores:
                         engine=Engine.TENSOR,
                         dst=sums.cut(self.rows[1], (head, 1)),
                         stationary=self.queries.cut(depth, (chunk, 1), (self.query + head, 1)),
-                        moving=keys.cut(depth, (chunk, 1), (self.head + head, 1), columns),
+                        moving=keys.cut(
+                            depth, (chunk, 1), (self.head + head, 1), (affine(first) + columns[0], columns[1])
+                        ),
                         accumulate=chunk,
                     )
                 )
@@ -309,6 +311,24 @@ class Scores:
             )
         return block
 
+    def rounded_exponentials(self, scores: ScoreTile, negative: Block, total: Block) -> Block:
+        """The exponentials of one head, rounded to the type of probabilities, in a type that the tensor engine can
+        transpose. Their sum is that of the numbers before they are rounded."""
+        k, rows, dtype = self.k, self.rows[1], self.op.probabilities
+        rounded = k.tile(dtype, rows, *scores.block.shape, buffers=self.buffers)
+        k.emit(
+            Activation(
+                engine=Engine.SCALAR,
+                dst=rounded.whole,
+                src=scores.block.whole,
+                function=Function.EXP,
+                scale=scores.scale,
+                bias=negative.whole,
+                total=total.whole,
+            )
+        )
+        return self._transposable(rounded)
+
     def inverse(self, total: Block) -> Block:
         """The inverse of the sum. The highest score contributes exp(0) = 1, so that a sum below 1 is the 0 of a row
         with every key masked. Raising it to 1 keeps that row's probabilities at 0."""
@@ -334,8 +354,12 @@ class Scores:
                     operand0=inverse.cut(rows, (head, 1)),
                 )
             )
-        if transpose_type(dtype) is dtype:
+        return self._transposable(rounded)
+
+    def _transposable(self, rounded: Block) -> Block:
+        k, dtype = self.k, transpose_type(rounded.dtype)
+        if dtype is rounded.dtype:
             return rounded
-        transposable = k.tile(transpose_type(dtype), rows, *exponentials.shape, buffers=buffers)
+        transposable = k.tile(dtype, self.rows[1], *rounded.shape, buffers=self.buffers)
         k.emit(TensorCopy(engine=Engine.VECTOR, dst=transposable.whole, src=rounded.whole))
         return transposable

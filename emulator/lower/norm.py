@@ -27,6 +27,7 @@ from nxpipe.emulator.lower.kernel_cost import KernelCost, load_cost, transpose_c
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.matmul.chain import MatmulPlan
 from nxpipe.emulator.lower.matmul.linear import (
+    GatheredMatmuls,
     GatheredRows,
     as_matrix,
     matmul_plan,
@@ -342,8 +343,12 @@ def _write_with_matmuls(
     flat = whole(0, tile.type.dtype.on_device, rows.x.shape)
     store = KernelCost(bytes=0 if location else moved(flat.far()))
     storing = ComputedRows(rows, tile, dtype).compute_cost(k.core, rows.x.shape[0]) + store
-    stored = [plan.kernel(source).ns for source in _row_sources(low, HbmRows(k, flat, dtype), consumers)]
-    stored_ns = min(stored, default=inf) + storing.ns(k.core)
+    own = HbmRows(k, flat, dtype)
+    if consumers.sharding:
+        stored_ns = GatheredMatmuls(k, own, plan.groups, consumers.sharding).ns
+    else:
+        stored_ns = plan.kernel(own).ns
+    stored_ns += storing.ns(k.core)
     computed = [ComputedRows(variant, tile, dtype) for variant in rows.narrower()]
     sources = [source for rows_source in computed for source in _row_sources(low, rows_source, consumers)]
     if form is not None and not consumers.sharding:
@@ -351,7 +356,8 @@ def _write_with_matmuls(
         by_row = low.is_by_row(rows.x)
         transposed = TransposedNormRows(k, form, rows.x, rows.shared, result, rows.out, chain, tile, dtype, by_row)
         sources += [transposed] if transposed.is_possible else []
-    fused = min((plan.kernel(source) for source in sources), key=lambda kernel: kernel.ns, default=None)
+    fitting = [kernel for source in sources if (kernel := plan.kernel(source)).ns < inf]
+    fused = min(fitting, key=lambda kernel: kernel.ns, default=None)
     if fused is not None and fused.ns <= stored_ns and tile.type.dtype.itemsize > 1:  # bytes cannot be transposed
         fused.write()
         return

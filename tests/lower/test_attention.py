@@ -5,6 +5,7 @@ and for results that nearly cancel a little."""
 
 from collections.abc import Sequence
 from functools import partial
+from random import Random
 
 import numpy as np
 import pytest
@@ -16,9 +17,12 @@ from nxpipe.emulator.isa.operands import Far
 from nxpipe.emulator.isa.program import instructions
 from nxpipe.emulator.lower import attention_few_rows, lower
 from nxpipe.emulator.lower.attention import AttentionTiling
+from nxpipe.emulator.lower.kernel import Kernel
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Attention, Cast, Transpose
-from tests.lower.harness import Case, Given, case, floats, of, require_equal, truths, wholes
-from tests.lower.sweep import Draw, Row, sweep
+from tests.lower.harness import Case, Given, case, floats, of, require_equal, truths, unit, wholes
+from tests.lower.sweep import GENERATIONS, Draw, Row, drawn, sweep
 from tests.tiers import examples
 
 BF16 = DType.BFLOAT16
@@ -96,17 +100,83 @@ def _hold(of_one: Case) -> None:
     require_equal(of_one, units=1, noise=NOISE, cores=("v2",), orders=("hostile",))
 
 
+# Keys in pieces, with the keys of a piece in SBUF, or all keys and the scores of a piece.
+_PIECES = {
+    "keys": lambda keys: AttentionTiling(heads=1, piece=128, buffers=1),
+    "scores": lambda keys: AttentionTiling(heads=1, piece=keys, buffers=2, scores=128),
+    "banks": lambda keys: AttentionTiling(heads=1, piece=keys, buffers=2, scores=640),
+}
+
+
+def _take_pieces(monkeypatch: pytest.MonkeyPatch, pieces: str) -> None:
+    def of(_: Kernel, __: Attention, views: Sequence[View], ___: View | None) -> AttentionTiling:
+        return _PIECES[pieces](views[1].shape[1])
+
+    monkeypatch.setattr(AttentionTiling, "of", staticmethod(of))
+
+
+def _online(probabilities: DType, values: Array) -> float:
+    """How far an online softmax may be off: each probability is rounded before it is divided by the sum, not after it,
+    which is one unit of its last place at most."""
+    return float(unit(np.ones(()), probabilities)) * float(np.abs(values).max(initial=0))
+
+
+@pytest.mark.parametrize("pieces", list(_PIECES))
+@pytest.mark.parametrize("probabilities", [BF16, DType.FLOAT32])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("mask", [None, truths(1, 300), truths(300, 300), floats(300, 300)])
 def test_rows_that_are_too_long_pass_by_in_pieces(
-    monkeypatch: pytest.MonkeyPatch, causal: bool, mask: Given | None
+    monkeypatch: pytest.MonkeyPatch, causal: bool, mask: Given | None, probabilities: DType, pieces: str
 ) -> None:
-    monkeypatch.setattr(AttentionTiling, "of", staticmethod(lambda *_: AttentionTiling(heads=1, piece=128, buffers=1)))
-    _hold(of(Attention(0.25, causal, BF16, BF16), *_heads((2,), 300, 300), *([mask] if mask else [])))
+    _take_pieces(monkeypatch, pieces)
+    heads = _heads((2,), 300, 300)
+    of_one = of(Attention(0.25, causal, probabilities, BF16), *heads, *([mask] if mask else []))
+    noise = NOISE + _online(probabilities, heads[2].data)
+    require_equal(of_one, units=1, noise=noise, cores=("v2",), orders=("hostile",))
+
+
+def _mask_of(draw: Draw, rows: int, keys: int) -> Given:
+    """A mask with rows that see nothing, a sliding window, or numbers among them the lowest, or minus infinity."""
+    distance = np.arange(rows)[:, None] - np.arange(keys)
+    window = np.abs(distance) < draw.one_of([1, 40, 200])
+    seen = draw.one_of([window, window & (distance >= 0), draw.random.random((rows, keys)) < 0.5])
+    seen = seen & (draw.random.random((rows, 1)) < 0.9)
+    if draw.integer(0, 1):
+        return Given(seen, DType.BOOL)
+    lowest = draw.one_of([float("-inf"), float(np.finfo(np.float32).min)])
+    added = draw.random.integers(-3, 4, (rows, keys)).astype(np.float32)
+    return Given(np.where(seen, added, np.float32(lowest)), DType.FLOAT32)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "reals"])
+@pytest.mark.parametrize("pieces", list(_PIECES))
+def test_an_online_softmax_is_what_fast_makes_of_it(monkeypatch: pytest.MonkeyPatch, pieces: str, whole: bool) -> None:
+    """Any number of rows, before, at and after the last key; every type; masks that hide whole pieces and rows."""
+    _take_pieces(monkeypatch, pieces)
+
+    def hold(chance: Random) -> None:
+        draw = Draw(chance)
+        rows, keys = draw.integer(65, 400), draw.integer(100, 1500 if pieces == "banks" else 400)
+        elements, width, dtype = draw.integer(1, 40), draw.integer(1, 40), draw.one_of(TYPES)
+        probabilities = draw.one_of([dtype, dtype, DType.FLOAT32, DType.FLOAT8_E4M3])
+        shared, group = draw.one_of([(1, 1), (1, 2), (2, 1)])
+        shapes = (shared * group, rows, elements), (shared, keys, elements), (shared, keys, width)
+        operands = [Given(draw.factors(shape, dtype, whole=whole), dtype) for shape in shapes]
+        if draw.integer(0, 2):
+            operands.append(_mask_of(draw, rows, keys))
+        of_one = of(Attention(0.25, bool(draw.integer(0, 1)), probabilities, dtype), *operands)
+        noise = (NOISE if whole else 2.0**-6) + _online(probabilities, operands[2].data)
+        require_equal(of_one, units=1, noise=noise, cores=(draw.one_of(GENERATIONS),))
+
+    drawn(examples(12), hold)
 
 
 def test_a_row_of_thirty_thousand_keys_is_no_problem() -> None:
-    _hold(of(Attention(0.25, False, BF16, BF16), *_heads((1,), 3, 30011)))
+    for rows in (3, 130):
+        heads = _heads((1,), rows, 30011)
+        noise = NOISE + _online(BF16, heads[2].data)
+        of_one = of(Attention(0.25, False, BF16, BF16), *heads)
+        require_equal(of_one, units=1, noise=noise, cores=("v2",), orders=("hostile",))
 
 
 @pytest.mark.parametrize("causal", [False, True])

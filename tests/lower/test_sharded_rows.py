@@ -17,12 +17,23 @@ from nxpipe.emulator.isa.operands import Far
 from nxpipe.emulator.isa.program import Program, Role, instructions
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.numerics import round_to
-from nxpipe.emulator.ops import AllGather, AllReduce, Binary, Cast, Linear, Operator, ReduceScatter, RmsNorm, Unary
+from nxpipe.emulator.ops import (
+    AllGather,
+    AllReduce,
+    Binary,
+    Cast,
+    Linear,
+    Operator,
+    RankSlice,
+    ReduceScatter,
+    RmsNorm,
+    Unary,
+)
 from nxpipe.emulator.ops import Softmax as AcrossRows
 from nxpipe.emulator.passes import PassOptions
 from nxpipe.emulator.run.fast import LoadedProgram, LoadedRanks, execute
 from nxpipe.emulator.run.isa import Isa
-from tests.lower.harness import Case, Given, case, floats, require_close
+from tests.lower.harness import Case, Given, case, floats, require_close, require_equal
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32
 Body = Callable[..., Value]
@@ -113,6 +124,36 @@ def test_rows_too_wide_to_be_turned_beside_a_run_of_all_ranks_meet_in_hbm() -> N
     program = lower(builder.build(), "v2", 16)
     assert not faults(program)
     assert _kept(program, gathered=True) == 2048 * 8192
+
+
+# All ranks' rows are longer than an axis of a tile; do not fit SBUF; nor does a rank's share beside a matrix.
+_TOO_WIDE = [(8192, 8), (8192, 16), (16384, 8)]
+
+
+def _norm_of_shares(width: int, ranks: int) -> Case:
+    """A norm of each rank's own rows, and a layer of all rows."""
+
+    def build(builder: GraphBuilder, x: Value, scale: Value, weight: Value) -> Value:
+        rows = builder.add(RankSlice(0, 1, (128 * ranks,), (ranks,), ranks), x)
+        rows = builder.add(Cast(BF16), builder.add(RmsNorm(1, 1e-5), builder.add(Cast(F32), rows)))
+        rows = builder.add(Binary("multiply"), scale, rows)
+        every = builder.add(AllGather(0, 1, (128 * ranks,), (ranks,), ranks), rows)
+        return builder.add(Linear(BF16), every, weight)
+
+    return case(build, *(floats(*shape, dtype=BF16) for shape in ((128 * ranks, width), (width,), (64, width))))
+
+
+@pytest.mark.parametrize(("width", "ranks"), _TOO_WIDE)
+def test_norms_too_wide_for_the_rows_of_all_ranks_are_gathered_in_hbm(width: int, ranks: int) -> None:
+    program = lower(_norm_of_shares(width, ranks).graph, "v2", ranks)
+    assert not faults(program)
+    assert _kept(program, gathered=True) == 128 * ranks * width
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(("width", "ranks"), _TOO_WIDE)
+def test_layers_of_norms_gathered_in_hbm_equal_those_of_the_graph(width: int, ranks: int) -> None:
+    require_equal(_norm_of_shares(width, ranks), units=2, noise=0.06, cores=("v2",), orders=("hostile",))
 
 
 def _divided(body: Body, rows: int, degree: int = 2) -> Counter[type[Operator]]:

@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from math import prod
+from functools import cached_property, partial
+from math import inf, prod
 
 from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, divided
 from nxpipe.emulator.isa.collective import CollectiveAllGather
+from nxpipe.emulator.isa.constraints import MOST_SIZE
 from nxpipe.emulator.isa.cost import START_NS, cost, moved
 from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Memory, Tile, contiguous
@@ -176,9 +177,12 @@ class GatheredRows:
 
     @property
     def fits(self) -> bool:
-        """True if the rank's own rows, transposed, fit SBUF in whole chunks. A partial chunk would leave uninitialized
-        bytes on the remaining partitions, which the collective would transfer."""
+        """True if the rank's own rows, transposed, fit SBUF in whole chunks, and a run of all ranks' rows is within the
+        size of an axis. A partial chunk would leave uninitialized bytes on the remaining partitions, which the
+        collective would transfer."""
         whole_chunks = self.shape[1] % PARTITIONS == 0 < self.shape[1]
+        if chunks_of(self.shape[1]) * self.run > MOST_SIZE:
+            return False
         budget = self.resident_bytes + self.own.resident_bytes + self.own.transient_bytes
         return whole_chunks and self.dtype.itemsize > 1 and budget <= self.k.free_bytes(Memory.SBUF)
 
@@ -221,23 +225,58 @@ class GatheredRows:
         return RunMajorBlock(**vars(block), rows=self.sharing.rows)
 
 
+@dataclass(frozen=True)
+class GatheredMatmuls:
+    """Matmuls of all ranks' rows, of which each rank has stored its own. The rows are all-gathered in SBUF, run by run,
+    or in HBM before the matmuls if that is cheaper or SBUF lacks space."""
+
+    k: Kernel
+    own: HbmRows
+    groups: tuple[OutputGroup, ...]
+    sharing: RowSharding
+
+    @property
+    def ns(self) -> float:
+        return min(self._in_sbuf_ns, self._via_hbm_ns)
+
+    @property
+    def is_in_sbuf(self) -> bool:
+        return self._in_sbuf_ns < inf and self._in_sbuf_ns <= self._via_hbm_ns
+
+    @cached_property
+    def in_sbuf(self) -> MatmulKernel:
+        return MatmulKernel(self.k, self._rows, self.groups)
+
+    def via_hbm(self, home: View) -> MatmulKernel:
+        return MatmulKernel(self.k, HbmRows(self.k, home, self.own.dtype), self.groups)
+
+    @property
+    def _rows(self) -> GatheredRows:
+        return GatheredRows(self.k, self.own, self.sharing)
+
+    @cached_property
+    def _in_sbuf_ns(self) -> float:
+        return self.in_sbuf.ns if self._rows.fits else inf
+
+    @cached_property
+    def _via_hbm_ns(self) -> float:
+        home = whole(0, self.own.view.dtype, self._rows.shape)
+        return self.via_hbm(home).ns + KernelCost(bytes=moved(home.far())).ns(self.k.core)
+
+
 def write_gathered_matmuls(
     low: Lowering, own: View, dtype: DType, groups: tuple[OutputGroup, ...], sharing: RowSharding
 ) -> None:
-    """Emit matmuls of all ranks' rows. The rows are all-gathered in SBUF, run by run, or in HBM before the matmuls if
-    that is cheaper or SBUF lacks space."""
-    k = low.k
-    own = low.packed(own)
-    gathered = GatheredRows(k, HbmRows(k, own, dtype), sharing)
-    whole_rows = whole(0, own.dtype, gathered.shape)
-    storing = KernelCost(bytes=moved(whole_rows.far()))
-    via_hbm_ns = MatmulKernel(k, HbmRows(k, whole_rows, dtype), groups).ns + storing.ns(k.core)
-    if gathered.fits and MatmulKernel(k, gathered, groups).ns <= via_hbm_ns:
-        MatmulKernel(k, gathered, groups).write()
+    """Emit matmuls of all ranks' rows."""
+    k, own = low.k, low.packed(own)
+    matmuls = GatheredMatmuls(k, HbmRows(k, own, dtype), groups, sharing)
+    if matmuls.is_in_sbuf:
+        matmuls.in_sbuf.write()
         return
-    whole_rows = low.scratch(own.dtype, gathered.shape)
-    for row, count in k.spans(gathered.shape[0], gathered.run):
+    rows, width = own.shape
+    whole_rows, run = low.scratch(own.dtype, (rows * sharing.ranks, width)), sharing.rows * sharing.ranks
+    for row, count in k.spans(whole_rows.shape[0], run):
         own_run = own.cut((divided(row, sharing.ranks), sharing.rows))
         contiguous = (line(whole_rows.cut((row, count))), line(own_run))
         k.emit(CollectiveAllGather(engine=Engine.COLLECTIVE, dst=contiguous[0], src=contiguous[1]))
-    MatmulKernel(k, HbmRows(k, whole_rows, dtype), groups).write()
+    matmuls.via_hbm(whole_rows).write()
