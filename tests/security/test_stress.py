@@ -106,7 +106,7 @@ def test_nothing_is_lost_though_everybody_is_killed(tmp_path: Path, grace: float
     ended, kills = [], 0
     until = time.monotonic() + seconds
     try:
-        while time.monotonic() < until:
+        while time.monotonic() < until or kills <= 3:  # on a busy machine a process takes long to start
             time.sleep(chance.uniform(0, 0.3))
             pid = chance.choice(list(running))
             act = running.pop(pid)
