@@ -29,7 +29,7 @@ _LEFT_OUT: Final = "The sum leaves load balancers, storage and data transfer out
     type=click.Choice([each.value for each in Purchase]),
     help="How the instances are paid.  [default: as the fleet's capacity says]",
 )
-@click.option("--region", help="The region.  [default: the SDK's]")
+@click.option("--region", help="The region.  [default: the project's, then the SDK's]")
 @config_option
 @click.pass_obj
 def cost(
@@ -53,7 +53,8 @@ def cost(
     config = load_config(config_path, os.environ)
     chosen = serving_fleet(config, fleet, "--fleet")
     bought = Purchase(purchase) if purchase else None
-    found = measured_cost(config.project.name, chosen, region, hours, load_prices(), bought)
+    place = region or config.project.region
+    found = measured_cost(config.project.name, chosen, place, hours, load_prices(), bought)
     if console.json:
         console.data(_document(found))
     else:
