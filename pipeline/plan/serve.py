@@ -247,6 +247,7 @@ class _Capacity:
     candidate: Candidate
     load: Load
     rates: tuple[float, ...] = ()
+    start: float = 0.0  # the slowest cold start of any layout, by which all are charged: a better one costs no more
 
     @property
     def ends(self) -> tuple[float, float, float]:
@@ -307,7 +308,8 @@ def _work(job: _Job) -> _Result:
     if job.demand.certain:
         best = replace(best, load=capacity_of(best.candidate, nominal, job.demand))
     rates = tuple(capacity_of(best.candidate, steps, job.demand).rate for steps in others)
-    return _Result(replace(best, rates=rates), tuple(simulated), tuple(refused))
+    start = max(cold_start(candidate).nominal or 0.0 for candidate in job.candidates)
+    return _Result(replace(best, rates=rates, start=start), tuple(simulated), tuple(refused))
 
 
 def _layout(candidate: Candidate) -> str:
@@ -477,7 +479,7 @@ def _bought(best: _Capacity, purchase: Purchase, demand: ServingDemand, prices: 
     notes = list(_notes(candidate, purchase, price, demand))
     unavailable = UNAVAILABLE
     if purchase is Purchase.SPOT:
-        replaced = (start.nominal or 0.0) / 3600 / HOURS
+        replaced = best.start / 3600 / HOURS
         unavailable += demand.spot_interruptions * replaced
     fleet, *others = (
         fleet_of(demand.rate, each * candidate.copies, demand.availability, unavailable) for each in best.ends
@@ -488,7 +490,7 @@ def _bought(best: _Capacity, purchase: Purchase, demand: ServingDemand, prices: 
     sizes = Interval(fleet.size, *(each.size if each else None for each in others))
     if sizes.high is None:
         notes.append("at the slow end of the predicted times it misses the objectives at any load")
-    surge_hours = demand.rollouts * (demand.rollout_hours + (start.nominal or 0.0) / 3600)
+    surge_hours = demand.rollouts * (demand.rollout_hours + best.start / 3600)
     if purchase is Purchase.CAPACITY_BLOCK:
         surge_hours = 0.0  # instances of a block are updated in place
         notes.append("instances of a capacity block are updated in place, one at a time")

@@ -154,6 +154,7 @@ def emulated_milliseconds(kind: str, phase: str) -> tuple[DecoderPrograms, dict[
     return DecoderPrograms.of(kind, shapes, 4), found
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("phase", ["extend", "prefill"])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("load", [0.3, 0.9])
