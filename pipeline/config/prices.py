@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from nxpipe.pipeline.util.errors import InputInvalid
 
+HOURS_A_MONTH: Final = 730
 OWN_TABLE: Final = "NXPIPE_PRICES"  # environment variable: a file of prices that come before the shipped ones
 _SHIPPED: Final = Path(__file__).with_name("prices.toml")
 

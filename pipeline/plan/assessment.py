@@ -18,10 +18,10 @@ from pydantic import Field, ValidationError
 
 from nxpipe.artifact_store.documents import Document, Text
 from nxpipe.emulator.hardware import INSTANCES, Instance
-from nxpipe.pipeline.config.prices import Prices, Purchase
+from nxpipe.pipeline.config.prices import HOURS_A_MONTH, Prices, Purchase
 from nxpipe.pipeline.plan.candidates import instances_of
 from nxpipe.pipeline.plan.gpus import Migration
-from nxpipe.pipeline.plan.serve import HOURS, UNAVAILABLE, Interval, Objective, ServingDemand, ServingPlan, fleet_of
+from nxpipe.pipeline.plan.serve import UNAVAILABLE, Interval, Objective, ServingDemand, ServingPlan, fleet_of
 from nxpipe.pipeline.plan.traffic import LengthDistribution, Traffic
 from nxpipe.pipeline.predict.architectures import architecture
 from nxpipe.pipeline.predict.constants import predict
@@ -250,7 +250,7 @@ class _Case:
         if gpu.monthly is not None:
             return gpu.monthly, None
         price = self.prices.price(self.portfolio.region, gpu.instance)
-        return (price.hourly * HOURS * gpu.count, price.date) if price else (None, None)
+        return (price.hourly * HOURS_A_MONTH * gpu.count, price.date) if price else (None, None)
 
     def _weeks(self, known: Architecture | None) -> float:
         usual = _WEEKS.get(str(known["kind"]) if known else "decoder", _WEEKS["decoder"])
@@ -342,7 +342,7 @@ class _Case:
         ]  # fmt: skip
         if sizes[0] is None:
             return f"{type_.name}: no fleet is large enough"
-        nominal, low, high = (None if each is None else each.size * price.hourly * HOURS for each in sizes)
+        nominal, low, high = (None if each is None else each.size * price.hourly * HOURS_A_MONTH for each in sizes)
         return NeuronFleet(
             instance=type_.name,
             size=sizes[0].size,

@@ -16,7 +16,7 @@ from nxpipe.pipeline.models import catalogue
 from nxpipe.pipeline.plan.schedulers import Replica, Scheduling
 from nxpipe.pipeline.plan.sizes import ModelSize
 from nxpipe.pipeline.predict.architectures import architecture
-from nxpipe.pipeline.predict.work import Architecture, NotPredicted
+from nxpipe.pipeline.predict.work import Architecture, NotPredicted, kv_heads_of_rank
 from nxpipe.pipeline.util.errors import InputInvalid
 from nxpipe.pipeline.util.files import DocumentInvalid, json_of, read_file
 
@@ -276,7 +276,7 @@ def memory_of(model: PlannedModel, instance: Instance, tp: int, batch: int, leng
     """What one logical core holds for a copy of the model."""
     a = model.architecture
     head_dim = a.get("head_dim", a["hidden"] // a["heads"])
-    cache = 2 * a["layers"] * batch * lengths.capacity * _kv_heads(a, tp) * head_dim * _BYTES
+    cache = 2 * a["layers"] * batch * lengths.capacity * kv_heads_of_rank(a, tp) * head_dim * _BYTES
     return Memory(
         weights=math.ceil(_rank_parameters(a, tp) * _BYTES),
         cache=cache,
@@ -286,19 +286,12 @@ def memory_of(model: PlannedModel, instance: Instance, tp: int, batch: int, leng
     )
 
 
-def _kv_heads(a: Architecture, tp: int) -> int:
-    """Heads of keys and values on a rank, at least one, which several ranks then have; one for each head of queries
-    where the degree divides neither way."""
-    heads: int = a.get("kv_heads", a["heads"])
-    return math.ceil((heads if heads % tp == 0 or tp % heads == 0 else int(a["heads"])) / tp)
-
-
 def _rank_parameters(a: Architecture, tp: int) -> float:
     """Parameters of one rank: heads in whole, embedding and head divided, norms in each. Tied tables are stored
     twice."""
     hidden, heads = a["hidden"], math.ceil(a["heads"] / tp)
     head_dim = a.get("head_dim", hidden // a["heads"])
-    attention = hidden * head_dim * (2 * heads + 2 * _kv_heads(a, tp))
+    attention = hidden * head_dim * (2 * heads + 2 * kv_heads_of_rank(a, tp))
     projections = 3 if a.get("gated", True) else 2
     experts = a.get("experts", 0)
     dense = a.get("shared_intermediate", 0) if experts else a["intermediate"]
@@ -313,7 +306,7 @@ def _scratch(a: Architecture, tp: int, batch: int, lengths: Lengths) -> int:
     """Activations of the largest program: a prompt, or a token of all rows, with its logits."""
     head_dim = a.get("head_dim", a["hidden"] // a["heads"])
     wide = max(a["intermediate"], a.get("expert_intermediate", 0)) / tp
-    row = 4 * a["hidden"] + (a["heads"] / tp + 2 * _kv_heads(a, tp)) * head_dim + 3 * wide
+    row = 4 * a["hidden"] + (a["heads"] / tp + 2 * kv_heads_of_rank(a, tp)) * head_dim + 3 * wide
     rows = max(lengths.buckets[-1], batch)
     logits = batch * a["vocab"] * 4
     units = math.ceil((rows * row * _BYTES + logits) / _SCRATCH_UNIT)

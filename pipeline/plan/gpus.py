@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from nxpipe.pipeline.config.prices import Price, Prices, Purchase
+from nxpipe.pipeline.config.prices import HOURS_A_MONTH, Price, Prices, Purchase
 from nxpipe.pipeline.plan.load_tests import LoadTest
-from nxpipe.pipeline.plan.serve import HOURS, SOLD, UNAVAILABLE, Interval, Objective, Plan, ServingDemand, fleet_of
+from nxpipe.pipeline.plan.serve import SOLD, UNAVAILABLE, Interval, Objective, Plan, ServingDemand, fleet_of
 from nxpipe.pipeline.predict.architectures import architecture
 from nxpipe.pipeline.predict.work import Architecture
 from nxpipe.pipeline.util.errors import InputInvalid
@@ -276,7 +276,7 @@ def _fleets(
         unknown = Interval(None, None, None)
         yield GpuPlan(measurement, purchase, sizes, None, unknown, unknown)
         return
-    hours = HOURS + (0.0 if purchase is Purchase.CAPACITY_BLOCK else demand.rollouts * demand.rollout_hours)
+    hours = HOURS_A_MONTH + (0.0 if purchase is Purchase.CAPACITY_BLOCK else demand.rollouts * demand.rollout_hours)
     monthly = sizes.times(price.hourly * hours)
     yield GpuPlan(measurement, purchase, sizes, price, monthly, monthly.times(1e6 / demand.tokens))
 

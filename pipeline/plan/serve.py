@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Final, TypeAlias
 
 from nxpipe.emulator.hardware import Instance
-from nxpipe.pipeline.config.prices import Price, Prices, Purchase
+from nxpipe.pipeline.config.prices import HOURS_A_MONTH, Price, Prices, Purchase
 from nxpipe.pipeline.plan.candidates import RUNTIMES, Candidate, Lengths, PlannedModel, Refusal, Runtime, candidates
 from nxpipe.pipeline.plan.schedulers import Replica, Scheduling, StepTimes
 from nxpipe.pipeline.plan.simulation import Outcome, quantile_of, simulate
@@ -27,7 +27,6 @@ from nxpipe.pipeline.plan.steps import PredictedSteps
 from nxpipe.pipeline.plan.traffic import Request, Traffic
 from nxpipe.pipeline.predict.work import NotPredicted
 
-HOURS: Final = 730  # of a month
 _SEED: Final = 23
 _STEP: Final = 1.045  # between two loads of the ladder
 _LADDER: Final = 64  # the lowest load is 6 % of the highest
@@ -111,7 +110,7 @@ class ServingDemand:
     @property
     def tokens(self) -> float:
         """Generated in a month."""
-        return self.rate * self.output * 3600 * HOURS
+        return self.rate * self.output * 3600 * HOURS_A_MONTH
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,7 @@ class Plan:
 
     @property
     def hourly(self) -> float | None:
-        return None if self.monthly.nominal is None else (self.monthly.nominal - self.surge) / HOURS
+        return None if self.monthly.nominal is None else (self.monthly.nominal - self.surge) / HOURS_A_MONTH
 
     def within(self, budget: float | None) -> bool:
         return budget is None or (self.monthly.nominal is not None and self.monthly.nominal <= budget)
@@ -479,7 +478,7 @@ def _bought(best: _Capacity, purchase: Purchase, demand: ServingDemand, prices: 
     notes = list(_notes(candidate, purchase, price, demand))
     unavailable = UNAVAILABLE
     if purchase is Purchase.SPOT:
-        replaced = best.start / 3600 / HOURS
+        replaced = best.start / 3600 / HOURS_A_MONTH
         unavailable += demand.spot_interruptions * replaced
     fleet, *others = (
         fleet_of(demand.rate, each * candidate.copies, demand.availability, unavailable) for each in best.ends
@@ -498,7 +497,7 @@ def _bought(best: _Capacity, purchase: Purchase, demand: ServingDemand, prices: 
         unknown = Interval(None, None, None)
         return Plan(candidate, best.load, purchase, fleet, sizes, None, unknown, unknown, start, 0.0, tuple(notes))
     of_rollouts = prices.price(demand.region, name, Purchase.ON_DEMAND) or price
-    each = price.hourly * HOURS + of_rollouts.hourly * surge_hours
+    each = price.hourly * HOURS_A_MONTH + of_rollouts.hourly * surge_hours
     monthly = sizes.times(each)
     return Plan(
         candidate,

@@ -8,7 +8,7 @@ from typing import Final
 
 from nxpipe.emulator.hardware.instance import Instance
 from nxpipe.pipeline.config.capacity import DRAINED_BEFORE_THE_END, IN_CAPACITY_BLOCKS, NEVER_SPOT
-from nxpipe.pipeline.config.prices import Prices, Purchase
+from nxpipe.pipeline.config.prices import HOURS_A_MONTH, Prices, Purchase
 from nxpipe.pipeline.plan.training import TrainingCandidate, TrainingClock, TrainingJob, fastest, least_memory
 from nxpipe.pipeline.plan.training_memory import checkpoint_bytes, rank_bytes
 from nxpipe.pipeline.predict.work import NotPredicted
@@ -26,7 +26,6 @@ _TERMS: Final = {  # years for which a commitment is paid
     Purchase.RESERVED_3Y: 3,
 }
 _HOURS_OF_YEAR: Final = 8760
-_HOURS_OF_MONTH: Final = 730
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Checkpoints:
 
     def between_interruptions(self, instances: int) -> float:
         """The mean seconds to the first interruption of any of so many instances; infinite without interruptions."""
-        rate = -math.log1p(-self.monthly) / (_HOURS_OF_MONTH * 3600)
+        rate = -math.log1p(-self.monthly) / (HOURS_A_MONTH * 3600)
         return 1 / (rate * instances) if rate else math.inf
 
 

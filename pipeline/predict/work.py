@@ -112,7 +112,7 @@ def transformer(work: Work, a: Architecture, *, tokens: float, context: float, c
     rows, hidden, layers = work.batch * tokens, a["hidden"], a["layers"]
     head_dim = a.get("head_dim", hidden // a["heads"])
     heads = math.ceil(a["heads"] / work.tp)
-    kv_heads = _kv_heads(a, work.tp)
+    kv_heads = kv_heads_of_rank(a, work.tp)
     for keys in (context, cross):
         if keys:
             work.product(rows, hidden, (heads + 2 * kv_heads) * head_dim, times=layers)
@@ -125,7 +125,7 @@ def transformer(work: Work, a: Architecture, *, tokens: float, context: float, c
     work.layers += layers
 
 
-def _kv_heads(a: Architecture, tp: int) -> int:
+def kv_heads_of_rank(a: Architecture, tp: int) -> int:
     """The heads of keys and values on a rank: one for each head of queries where the degree divides neither way."""
     heads: int = a.get("kv_heads", a["heads"])
     return math.ceil((heads if heads % tp == 0 or tp % heads == 0 else int(a["heads"])) / tp)
@@ -171,7 +171,7 @@ def decode(a: Architecture, *, batch: int, context: int, tp: int) -> Work:
     """One token for each sequence of the batch, with a KV cache of `context` places read whole."""
     work = Work(batch, tp)
     transformer(work, a, tokens=1, context=context)
-    kv_heads = _kv_heads(a, tp)
+    kv_heads = kv_heads_of_rank(a, tp)
     head_dim = a.get("head_dim", a["hidden"] // a["heads"])
     heads = math.ceil(a["heads"] / tp)
     work.calls += a["layers"] * batch * kv_heads  # queries that share keys are one product

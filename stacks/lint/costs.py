@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Final
 
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.pipeline.config.prices import Prices
+from nxpipe.pipeline.config.prices import HOURS_A_MONTH, Prices
 from nxpipe.stacks.lint.launches import (
     BATCH,
     GROUP,
@@ -25,8 +25,6 @@ from nxpipe.stacks.lint.launches import (
 )
 from nxpipe.stacks.lint.template import Resource, Templates, listed, settings, tables
 from nxpipe.stacks.names import SHORT_JOBS_TAG
-
-HOURS_A_MONTH: Final = 730
 
 _NAT: Final = "AWS::EC2::NatGateway"
 _ENDPOINT: Final = "AWS::EC2::VPCEndpoint"

@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.pipeline.config.prices import Price, Prices, Purchase, load_prices
+from nxpipe.pipeline.config.prices import HOURS_A_MONTH, Price, Prices, Purchase, load_prices
 from nxpipe.pipeline.plan.candidates import RUNTIMES, Lengths, candidates, instances_of, memory_of, planned_model
 from nxpipe.pipeline.plan.schedulers import Scheduling
 from nxpipe.pipeline.plan.serve import (
-    HOURS,
     Interval,
     Objective,
     ServingDemand,
@@ -246,10 +245,10 @@ class TestBuying:
     def test_money_is_instances_times_price_and_rollouts(self) -> None:
         plan = planned(demand(rollouts=0)).plans[0]
         assert plan.price is not None
-        assert plan.monthly.nominal == pytest.approx(plan.fleet.size * plan.price.hourly * HOURS)
+        assert plan.monthly.nominal == pytest.approx(plan.fleet.size * plan.price.hourly * HOURS_A_MONTH)
         with_rollouts = planned(demand(rollouts=10, rollout_hours=2)).plans[0]
         assert with_rollouts.monthly.nominal is not None
-        hours = with_rollouts.monthly.nominal / with_rollouts.fleet.size / plan.price.hourly - HOURS
+        hours = with_rollouts.monthly.nominal / with_rollouts.fleet.size / plan.price.hourly - HOURS_A_MONTH
         # That of the slowest layout, so that a layout with more capacity never costs more.
         own = with_rollouts.cold_start.nominal or 0.0
         assert 20 + 10 * own / 3600 <= hours + 1e-9 < 20 + 10 * 10 * own / 3600
@@ -257,7 +256,7 @@ class TestBuying:
     def test_a_million_tokens_cost_the_month_by_the_tokens_of_the_month(self) -> None:
         asked = demand()
         plan = planned(asked).plans[0]
-        tokens = asked.rate * asked.output * 3600 * HOURS
+        tokens = asked.rate * asked.output * 3600 * HOURS_A_MONTH
         assert plan.monthly.nominal is not None
         assert plan.per_million.nominal == pytest.approx(plan.monthly.nominal / tokens * 1e6)
 

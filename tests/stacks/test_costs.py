@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from nxpipe.pipeline.config.prices import Prices, load_prices
-from nxpipe.stacks.lint.costs import HOURS_A_MONTH, Estimate, estimate
+from nxpipe.pipeline.config.prices import HOURS_A_MONTH, Prices, load_prices
+from nxpipe.stacks.lint.costs import Estimate, estimate
 from nxpipe.stacks.lint.finding import Facts
 from nxpipe.stacks.lint.launches import MINIMUM
 from nxpipe.stacks.lint.rules import lint

@@ -17,8 +17,6 @@ from nxpipe.pipeline.util.files import MiB, read_file
 from nxpipe.pipeline.util.text import style, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from nxpipe.pipeline.canary.plan import CanaryPlan
     from nxpipe.pipeline.canary.record import ReplayedJudgement
     from nxpipe.pipeline.config.serving_fleet import ServingFleet
@@ -95,13 +93,17 @@ def plan(console: Console, rps: float, base_error: float, config_path: Path) -> 
     Example:
       nxpipe rollout plan --rps 5 --base-error 0.005
     """
+    from nxpipe.pipeline.config import load_config
+    from nxpipe.pipeline.config.root import serving_fleets
+    from nxpipe.pipeline.rollout.input import plan_of
     from nxpipe.pipeline.rollout.planner import Service, advice, prospects
 
-    canary_plan, service = configured_plan(config_path), Service(rps, base_error)
+    config = load_config(config_path, os.environ, missing_ok=True)
+    canary_plan, service = plan_of(config.rollout), Service(rps, base_error)
     steps = prospects(canary_plan, service)
     hints = advice(canary_plan, service, steps)
     minutes = sum(step.advances or canary_plan.bake_max for step in steps)
-    costs = [_cost(fleet, region, minutes) for fleet, region in _fleets(config_path)]
+    costs = [_cost(fleet, config.project.region, minutes) for fleet in serving_fleets(config).values()]
     if console.json:
         document = {"steps": [asdict(step) for step in steps], "advice": list(hints)}
         console.data(document | {"cost": [cost for cost, _ in costs]})
@@ -109,16 +111,6 @@ def plan(console: Console, rps: float, base_error: float, config_path: Path) -> 
     sentences = "\n".join(sentence for _, sentence in costs)
     parts = (_steps(canary_plan, steps), _faults(canary_plan, steps), "\n".join(hints), sentences)
     console.page("\n\n".join(part for part in parts if part).rstrip())
-
-
-def _fleets(config_path: Path) -> "Iterator[tuple[ServingFleet, str | None]]":
-    """The serving fleets of nxpipe.toml, and the region of its project."""
-    from nxpipe.pipeline.config import load_config
-    from nxpipe.pipeline.config.root import serving_fleets
-
-    config = load_config(config_path, os.environ, missing_ok=True)
-    for fleet in serving_fleets(config).values():
-        yield fleet, config.project.region
 
 
 def _cost(fleet: "ServingFleet", region: str | None, minutes: float) -> tuple[dict[str, Any], str]:

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.emulator.hardware import INSTANCES, Instance
+from nxpipe.pipeline.config.device_measures import GENERATED_TOKENS
+from nxpipe.pipeline.fleet.agent.watch import TOKEN_COUNTERS
 from nxpipe.pipeline.util.errors import NotReady, cause_of
 
 if TYPE_CHECKING:
@@ -170,7 +172,6 @@ def _ended(command: Sequence[str], environ: Mapping[str, str], seconds: float) -
 _PROMPTS: Final = ([0], [1], [0, 1], [1, 0, 1], [1, 1, 0, 0, 1])  # tokens of every vocabulary
 _MAX_BYTES: Final = 4 << 20  # of a response
 _PROBE_SECONDS: Final = 30.0
-_TOKENS: Final = re.compile(r"^(?:serving_|vllm:)generation_tokens_total(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 
 
 @dataclass
@@ -233,7 +234,7 @@ class Completions:
             status, body = self._answer("GET", "/metrics")
         except (OSError, http.client.HTTPException):
             return None
-        counts = [float(number) for number in _TOKENS.findall(body.decode(errors="replace"))]
+        counts = [float(number) for number in TOKEN_COUNTERS[GENERATED_TOKENS].findall(body.decode(errors="replace"))]
         return sum(counts) if status == http.client.OK and counts else None
 
     def _complete(self, prompt: Sequence[int]) -> tuple[int, Any]:

@@ -121,7 +121,7 @@ class PrintedLog:
         self.show(text)
 
 
-_COUNTERS: Final = {
+TOKEN_COUNTERS: Final = {
     GENERATED_TOKENS: re.compile(r"^(?:serving_|vllm:)generation_tokens_total(?:\{[^}]*\})? (\S+)", re.MULTILINE),
     PROMPT_TOKENS: re.compile(r"^(?:serving_|vllm:)prompt_tokens_total(?:\{[^}]*\})? (\S+)", re.MULTILINE),
 }
@@ -156,7 +156,7 @@ class InstanceUse:
         try:
             with urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=_ANSWER) as answer:
                 text = answer.read(_LARGEST).decode(errors="replace")
-            counted = {name: list(map(float, each.findall(text))) for name, each in _COUNTERS.items()}
+            counted = {name: list(map(float, each.findall(text))) for name, each in TOKEN_COUNTERS.items()}
         except (OSError, http.client.HTTPException, ValueError):
             return {}
         return {name: sum(counts) for name, counts in counted.items() if counts and math.isfinite(sum(counts))}
