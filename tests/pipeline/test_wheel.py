@@ -13,26 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkout import PACKAGES
 from tests.conftest import ROOT
 from tests.pipeline.conftest import BERT, write_model
 from tests.wheel import build, environment_of, wheel_of
 
-DATA = (
-    "py.typed",
-    "pipeline/build/report/page.css",
-    "pipeline/build/report/page.js",
-    "pipeline/models/known_models.json",
-    "pipeline/templates/cdk.json",
-    "pipeline/templates/nxpipe.toml",
-    "pipeline/templates/nxpipe-release.yml",
-    "pipeline/templates/nxpipe/action.yml",
-    "pipeline/templates/package.json",
-    "pipeline/templates/serving.toml",
-    "pipeline/templates/training.toml",
-    "stacks/__main__.py",
-    "stacks/lint/prices.toml",
-    "stacks/user_data/agent.sh",
-)
 CONFIGURATION = '[project]\nname = "search"\n'
 JUNK = "raise RuntimeError('a module of the repository was imported')\n"
 
@@ -94,10 +79,17 @@ def run(
     )
 
 
+def data_of_packages() -> list[str]:
+    """Every file of the packages that is no module and no cache, by its name below `nxpipe/`."""
+    files = [path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file()]
+    data = [path for path in files if path.suffix not in {".py", ".pyc"}]
+    return ["py.typed", "stacks/__main__.py", *(str(path.relative_to(ROOT)) for path in data)]
+
+
 def test_the_wheel_has_one_package_with_its_data(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names} == {"nxpipe", "nxpipe-0.1.0.dist-info"}
-    assert [name for name in DATA if f"nxpipe/{name}" not in names] == []
+    assert [name for name in data_of_packages() if f"nxpipe/{name}" not in names] == []
     assert not [name for name in names if "tests/" in name or name.endswith(".pyc")]
 
 
