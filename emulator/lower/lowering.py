@@ -214,6 +214,8 @@ class Lowering:
                 continue
             axes = [axis for axis, size in enumerate(view.shape) if size > 1 and abs(view.strides[axis]) >= width]
             inner = prod(size for axis, size in enumerate(view.shape) if axis not in axes)
+            if not axes and inner > width:
+                continue  # rows that were written one per partition are read as one row, or repeated
             self._by_row.update(dict.fromkeys((home.buffer for _, home in chain.homes), inner))
             return tuple(axes)
         return None

@@ -99,7 +99,8 @@ def _far(instruction: Instruction) -> list[Far]:
 
 
 @pytest.mark.parametrize(
-    ("rows", "width", "inner", "degree", "core"), [(256, 256, 384, 2, "v2"), (512, 128, 256, 4, "v3")]
+    ("rows", "width", "inner", "degree", "core"),
+    [(256, 256, 384, 2, "v2"), (512, 128, 256, 4, "v3"), (320, 128, 256, 2, "v2")],
 )
 def test_ranks_share_rows_and_what_they_gather_never_lies_in_hbm(
     rows: int, width: int, inner: int, degree: int, core: str
@@ -130,17 +131,19 @@ def test_rows_too_wide_to_be_turned_beside_a_run_of_all_ranks_meet_in_hbm() -> N
 _TOO_WIDE = [(8192, 8), (8192, 16), (16384, 8)]
 
 
-def _norm_of_shares(width: int, ranks: int) -> Case:
+def _norm_of_shares(width: int, ranks: int, runs: int = 1, rows_of_run: int = 128) -> Case:
     """A norm of each rank's own rows, and a layer of all rows."""
+    shares = (0, runs, (rows_of_run * ranks,), (ranks,), ranks)
 
     def build(builder: GraphBuilder, x: Value, scale: Value, weight: Value) -> Value:
-        rows = builder.add(RankSlice(0, 1, (128 * ranks,), (ranks,), ranks), x)
+        rows = builder.add(RankSlice(*shares), x)
         rows = builder.add(Cast(BF16), builder.add(RmsNorm(1, 1e-5), builder.add(Cast(F32), rows)))
         rows = builder.add(Binary("multiply"), scale, rows)
-        every = builder.add(AllGather(0, 1, (128 * ranks,), (ranks,), ranks), rows)
+        every = builder.add(AllGather(*shares), rows)
         return builder.add(Linear(BF16), every, weight)
 
-    return case(build, *(floats(*shape, dtype=BF16) for shape in ((128 * ranks, width), (width,), (64, width))))
+    shapes = ((runs * rows_of_run * ranks, width), (width,), (64, width))
+    return case(build, *(floats(*shape, dtype=BF16) for shape in shapes))
 
 
 @pytest.mark.parametrize(("width", "ranks"), _TOO_WIDE)
@@ -156,8 +159,13 @@ def test_layers_of_norms_gathered_in_hbm_equal_those_of_the_graph(width: int, ra
     require_equal(_norm_of_shares(width, ranks), units=2, noise=0.06, cores=("v2",), orders=("hostile",))
 
 
+@pytest.mark.parametrize("width", [128, 1024])
+def test_layers_of_norms_of_short_runs_of_rows_equal_those_of_the_graph(width: int) -> None:
+    require_equal(_norm_of_shares(width, 4, runs=25, rows_of_run=8), units=2, noise=0.06, cores=("v3",))
+
+
 def _divided(body: Body, rows: int, degree: int = 2) -> Counter[type[Operator]]:
-    return _kinds(shard_graph(_case(rows, 16, 32, body).graph, PassOptions(tensor_parallel=degree)).graph)
+    return _kinds(shard_graph(_case(rows, 16, 64, body).graph, PassOptions(tensor_parallel=degree)).graph)
 
 
 def test_norms_and_residuals_between_sums_are_done_on_shares() -> None:
@@ -165,10 +173,16 @@ def test_norms_and_residuals_between_sums_are_done_on_shares() -> None:
     assert (kinds[ReduceScatter], kinds[AllGather], kinds[AllReduce]) == (2, 2, 0)
 
 
-@pytest.mark.parametrize(("rows", "degree"), [(128, 2), (255, 2), (384, 2), (256, 4)])
+@pytest.mark.parametrize(("rows", "degree"), [(128, 2), (255, 2), (272, 2), (256, 4), (64 * 196, 64)])
 def test_rows_that_do_not_fill_the_lanes_of_all_ranks_stay_whole(rows: int, degree: int) -> None:
     kinds = _divided(_blocks, rows, degree)
     assert (kinds[ReduceScatter], kinds[AllReduce]) == (0, 2)
+
+
+@pytest.mark.parametrize(("rows", "degree"), [(320, 2), (12_800, 64)])
+def test_rows_that_fill_the_lanes_but_no_whole_number_of_times_are_shared(rows: int, degree: int) -> None:
+    kinds = _divided(_blocks, rows, degree)
+    assert (kinds[ReduceScatter], kinds[AllReduce]) == (2, 0)
 
 
 def test_a_sum_that_is_read_whole_more_than_once_is_not_shared() -> None:

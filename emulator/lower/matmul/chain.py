@@ -139,7 +139,7 @@ class MatmulRows:
     @property
     def is_possible(self) -> bool:
         """True if there is something to compute, and any number of rows can be computed."""
-        return self.run == 1 and bool(self.own.shape[0] and self.own.shape[1] and self.width)
+        return self.run == 1 and self.own.shape[0] > 0 and self.own.shape[1] > 0 and self.width > 0
 
     @property
     def resident_bytes(self) -> int:

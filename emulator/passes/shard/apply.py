@@ -304,7 +304,8 @@ def _merged_sum(builder: GraphBuilder, terms: _Terms, dtype: DType, origin: Orig
 
 
 _LANES: Final = 128  # rows that a core processes in parallel
-_ROWS: Final = 32  # rows of each rank in a run
+_MOST_ROWS: Final = 32  # rows of each rank in a run
+_SHORTEST_RUN: Final = 512  # rows of all ranks in a run of fewer rows each: every run is one more exchange
 
 
 def divide_rows(graph: Graph, degree: int) -> Graph:
@@ -316,7 +317,7 @@ def _row_divided(graph: Graph, degree: int) -> set[Value]:
     """The values whose rows are divided among ranks: all values of a connected region, or none."""
     regions: dict[Value, set[Value]] = {}
     for node in graph.nodes:
-        if isinstance(node.op, AllReduce) and _rows_divide_evenly(node.result, degree):
+        if isinstance(node.op, AllReduce) and _rows_of_run(node.result, degree):
             regions[node.result] = {node.result}
         elif _is_row_wise(node):
             connected = [
@@ -332,9 +333,17 @@ def _row_divided(graph: Graph, degree: int) -> set[Value]:
     return {value for region in distinct if _saves_traffic(graph, region) for value in region}
 
 
-def _rows_divide_evenly(value: Value, degree: int) -> bool:
-    shape = value.type.shape
-    return len(shape) > 1 and shape[-2] > 0 and shape[-2] % (_LANES * degree) == 0
+def _rows_of_run(value: Value, degree: int) -> int:
+    """The rows of each rank in a run; 0 if the rows cannot be divided, or leave lanes without one.
+
+    It is a power of two, so that a run fills the tiles of a matrix product.
+    """
+    rows = value.type.shape[-2] if value.type.rank > 1 else 0
+    share = rows // degree
+    if rows % degree or share < _LANES:
+        return 0
+    rows_of_run = min(share & -share, _MOST_ROWS)
+    return rows_of_run if rows_of_run == _MOST_ROWS or rows_of_run * degree >= _SHORTEST_RUN else 0
 
 
 def _is_row_wise(node: Node) -> bool:
@@ -414,5 +423,5 @@ class _RowDivision:
         return self._relaid[value]
 
     def _attributes(self, value: Value) -> tuple[int, int, tuple[int, ...], tuple[int, ...], int]:
-        axis, run = value.type.rank - 2, _ROWS * self._degree
+        axis, run = value.type.rank - 2, _rows_of_run(value, self._degree) * self._degree
         return axis, value.type.shape[axis] // run, (run,), (self._degree,), self._degree
