@@ -147,6 +147,24 @@ class ListedObject:
     modified: float
 
 
+class Sink(Protocol):
+    """A file that bytes are written to at their offsets."""
+
+    def write(self, data: bytes | memoryview, offset: int) -> None: ...
+
+    def splice(self, pipe: int, size: int, offset: int) -> None:
+        """Move bytes from a pipe into the file, within the kernel."""
+
+
+@runtime_checkable
+class ReadsIntoFiles(Protocol):
+    """A backend that moves the bytes of an object into a file without a copy in this process, where the system can."""
+
+    def read_into(self, path: str, start: int, stop: int, sink: Sink, offset: int, limit: int) -> Iterator[int] | None:
+        """As `read`, but the bytes are written at an offset of a file, at most `limit` of them. Yields the size of each
+        part, after it was written."""
+
+
 class Backend(Protocol):
     """Storage of named objects: a folder or a bucket."""
 

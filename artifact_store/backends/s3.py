@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from nxpipe.artifact_store.backends import s3 as listing
 from nxpipe.artifact_store.backends.protocol import (
@@ -19,6 +20,7 @@ from nxpipe.artifact_store.backends.protocol import (
     Payload,
     Probe,
     Sent,
+    Sink,
     Stat,
     ignore_progress,
 )
@@ -40,7 +42,7 @@ from nxpipe.artifact_store.backends.s3_client import (
     unavailable,
     unknown,
 )
-from nxpipe.artifact_store.backends.s3_connection import Interrupted, Window, opened
+from nxpipe.artifact_store.backends.s3_connection import Body, Interrupted, Window, opened
 from nxpipe.artifact_store.backends.s3_multipart import (
     IN_PARTS_ABOVE,
     MAX_BLOB_BYTES,
@@ -205,7 +207,19 @@ class Bucket:
         self, path: str, start: int = 0, stop: int | None = None, *, tag: str | None = None
     ) -> Iterator[bytes] | None:
         answer = self._get(path, start, stop, listing.etag_of(tag) if tag else None)
-        return None if answer is None else self._body(path, answer, start, stop)
+        return None if answer is None else self._parts(path, answer, start, stop, _chunks, len)
+
+    def read_into(self, path: str, start: int, stop: int, sink: Sink, offset: int, limit: int) -> Iterator[int] | None:
+        answer = self._get(path, start, stop, None)
+        if answer is None:
+            return None
+
+        def write(body: Any, position: int) -> Iterator[int]:
+            done = position - start
+            move = body.move_to if isinstance(body, Body) else partial(_copy_to, body)
+            return move(sink, offset + done, limit - done)
+
+        return self._parts(path, answer, start, stop, write, int)
 
     def stat(self, path: str) -> Stat | None:
         head = self._place.head(path)
@@ -368,8 +382,17 @@ class Bucket:
                 return {}
             raise unavailable(error, f"read {self._place.where(path)}") from error
 
-    def _body(self, path: str, answer: Mapping[str, Any] | None, start: int, stop: int | None) -> Iterator[bytes]:
-        """The bytes; after an interrupted response the rest of the same version is requested."""
+    def _parts(
+        self,
+        path: str,
+        answer: Mapping[str, Any] | None,
+        start: int,
+        stop: int | None,
+        parts: Callable[[Any, int], Iterator[T]],
+        size_of: Callable[[T], int],
+    ) -> Iterator[T]:
+        """The parts of a body from a position on; after an interrupted response the rest of the same version is
+        requested."""
         for attempt in attempts():
             if answer is None:
                 raise self._changed(path)
@@ -378,9 +401,9 @@ class Bucket:
             etag = answer["ETag"]
             try:
                 with closing(answer["Body"]) as body:
-                    for chunk in body.iter_chunks(CHUNK):
-                        start += len(chunk)
-                        yield chunk
+                    for part in parts(body, start):
+                        start += size_of(part)
+                        yield part
                 return
             except FAULTS as error:
                 if attempt == ATTEMPTS - 1:
@@ -426,6 +449,19 @@ class Bucket:
 
     def _writing(self, path: str) -> str:
         return f"write {self._place.where(path)}"
+
+
+def _chunks(body: Any, _: int) -> Iterator[bytes]:
+    return cast(Iterator[bytes], body.iter_chunks(CHUNK))
+
+
+def _copy_to(body: Any, sink: Sink, offset: int, limit: int) -> Iterator[int]:
+    """The body of botocore's response, written at an offset of a file."""
+    done = 0
+    for chunk in _chunks(body, 0):
+        sink.write(memoryview(chunk)[: max(limit - done, 0)], offset + done)
+        done += len(chunk)
+        yield len(chunk)
 
 
 def connect(bucket: str, prefix: str, options: S3Options = DEFAULT) -> Bucket:

@@ -1,5 +1,7 @@
 """Persistent HTTPS connections to one server, a strict parser of its responses, and request bodies read in chunks."""
 
+import fcntl
+import io
 import os
 import re
 import select
@@ -8,16 +10,16 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 from weakref import finalize
 
 from botocore.exceptions import IncompleteReadError, ResponseStreamingError
 
 from nxpipe.artifact_store.backends.files import os_errors
-from nxpipe.artifact_store.backends.protocol import Payload, Sent
+from nxpipe.artifact_store.backends.protocol import CHUNK, Payload, Sent, Sink
 from nxpipe.artifact_store.errors import Changed
 
 
@@ -185,6 +187,7 @@ class Connection:
             self._socket.close()
             raise
         self._file = self._socket.makefile("rb")
+        self._timeout = server.read_timeout
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
 
@@ -207,6 +210,19 @@ class Connection:
         if not body.left:
             body.finish()
         return Answer(status, headers, body, error)
+
+    @property
+    def can_splice(self) -> bool:
+        """True if the bytes of a response can stay in the kernel: those of TLS have to be decrypted here."""
+        return hasattr(os, "splice") and not isinstance(self._socket, ssl.SSLSocket)
+
+    def splice_to(self, pipe: int, size: int) -> int:
+        """Move what has arrived into an empty pipe, at most `size` bytes; 0 if the server has closed the connection."""
+        while True:
+            with suppress(BlockingIOError):  # the socket does not block, because it has a timeout
+                return os.splice(self._socket.fileno(), pipe, size)
+            if not self._poll.poll(self._timeout * 1000):
+                raise TimeoutError("timed out")
 
     def release(self) -> None:
         self._idle.append(self)
@@ -259,7 +275,7 @@ class Connection:
 class Body:
     """The body of a response, with the interface of botocore's streams."""
 
-    def __init__(self, connection: Connection, file: IO[bytes], size: int, headers: Mapping[str, str]) -> None:
+    def __init__(self, connection: Connection, file: io.BufferedReader, size: int, headers: Mapping[str, str]) -> None:
         self.left = size
         self._size = size
         self._file = file
@@ -278,6 +294,40 @@ class Body:
             if not self.left:
                 self.finish()
             yield chunk
+
+    def move_to(self, sink: Sink, offset: int, limit: int) -> Iterator[int]:
+        """Write the body at an offset of a file, at most `limit` bytes, and yield the size of each part. Bytes without
+        TLS go from the socket to the file through a pipe, and are copied once instead of twice."""
+        done = 0
+        if self._connection is not None and self._connection.can_splice:
+            for size in self._spliced(self._connection, sink, offset, min(limit, self.left)):
+                done += size
+                yield size
+        for chunk in self.iter_chunks(CHUNK):
+            sink.write(memoryview(chunk)[: max(limit - done, 0)], offset + done)
+            done += len(chunk)
+            yield len(chunk)
+
+    def _spliced(self, connection: Connection, sink: Sink, offset: int, size: int) -> Iterator[int]:
+        done = reported = 0
+        with _pipe() as (outlet, inlet):
+            while done < size:
+                try:
+                    # What has arrived with the headers is in the buffer of the file object; then it is empty.
+                    early = b"" if done else self._file.read(min(len(self._file.peek()), size))
+                    moved = len(early) or connection.splice_to(inlet, min(CHUNK, size - done))
+                except (OSError, ValueError) as error:
+                    raise ResponseStreamingError(error=error) from error
+                self.left -= moved
+                if not moved:
+                    raise IncompleteReadError(actual_bytes=self._size - self.left, expected_bytes=self._size)
+                sink.write(early, offset) if early else sink.splice(outlet, moved, offset + done)
+                done += moved
+                if done - reported >= CHUNK or done == size:
+                    if not self.left:
+                        self.finish()
+                    yield done - reported
+                    reported = done
 
     def error(self) -> bytes:
         """The whole body of an error response."""
@@ -314,6 +364,19 @@ def _length(method: str, status: int, headers: Mapping[str, str]) -> int:
     if not text.isdecimal():
         raise FallBackToBotocore("a body of unknown length")
     return int(text)
+
+
+@contextmanager
+def _pipe() -> Iterator[tuple[int, int]]:
+    """A pipe, of as many bytes as a part if the system allows; both ends are closed at the end."""
+    outlet, inlet = os.pipe()
+    try:
+        with suppress(OSError):  # the pipes of a user have a limit; smaller ones take more calls
+            fcntl.fcntl(inlet, fcntl.F_SETPIPE_SZ, CHUNK)
+        yield outlet, inlet
+    finally:
+        os.close(outlet)
+        os.close(inlet)
 
 
 def _close_all(idle: "deque[Connection]") -> None:

@@ -56,6 +56,12 @@ class Partial:
         with os_errors(f"write {self.path}"), self._write_lock:
             write_at(self.descriptor, data, offset)
 
+    def splice(self, pipe: int, size: int, offset: int) -> None:
+        with os_errors(f"write {self.path}"), self._write_lock:
+            while size:
+                moved = os.splice(pipe, self.descriptor, size, offset_dst=offset)
+                size, offset = size - moved, offset + moved
+
     def complete(self, number: int, size: int) -> None:
         """Mark a range of `size` bytes complete. Small ranges are journaled together; a kill may lose a few."""
         with self._journal_lock:
@@ -67,9 +73,10 @@ class Partial:
         for complete in noted:
             self.write(b"\1", self._size + complete)
 
-    def feed(self, hasher: "hashlib._Hash", start: int, stop: int) -> None:
+    def feed(self, hasher: "hashlib._Hash", start: int, stop: int, buffer: memoryview | None = None) -> None:
         """Hash bytes of the file; recently written ones are still in the page cache."""
-        buffer = memoryview(bytearray(min(_HASHED_AT_ONCE, stop - start)))
+        if buffer is None:
+            buffer = memoryview(bytearray(min(_HASHED_AT_ONCE, stop - start)))
         with os_errors(f"read {self.path}"):
             while start < stop and (read := os.preadv(self.descriptor, [buffer[: stop - start]], start)):
                 hasher.update(buffer[:read])

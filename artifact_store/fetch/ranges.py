@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from nxpipe.artifact_store.backends.files import Scratch, scratch
 from nxpipe.artifact_store.backends.no_symlinks import Subfolder
-from nxpipe.artifact_store.backends.protocol import Backend, Sent, ignore_progress
+from nxpipe.artifact_store.backends.protocol import CHUNK, Backend, ReadsIntoFiles, Sent, ignore_progress
 from nxpipe.artifact_store.blobs import PUBLISH_AGAIN
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Changed, Corrupt, NotFound
@@ -110,11 +110,8 @@ def _copy(small: Scratch, blob: Blob, place: Backend, sent: Sent) -> None:
 
 def _stream(file: Partial, piece: Piece, place: Backend, sent: Sent) -> None:
     hasher, received = hashlib.sha256(), 0
-    for chunk in _chunks(piece.blob, place, sent):
-        hasher.update(chunk)
-        # Excess bytes are detected below, and must not overwrite the next blob in the file.
-        file.write(memoryview(chunk)[: max(piece.blob.size - received, 0)], piece.at + received)
-        received += len(chunk)
+    for size in _received(file, piece, 0, place, hasher, sent):
+        received += size
     _verify(piece.blob, place, hasher.hexdigest(), received)
     file.complete(piece.first, piece.blob.size)
 
@@ -142,12 +139,10 @@ def _stream_ranges(file: Partial, piece: Piece, stopped: Event, place: Backend, 
         sent(stop - start)
         number += 1
     resumed, position = number > 0, piece.span(number)[0] if number < piece.ranges else blob.size
-    for chunk in _chunks(blob, place, sent, position):
+    for size in _received(file, piece, position, place, hasher, sent):
         if stopped.is_set():
             raise _Stopped
-        hasher.update(chunk)
-        file.write(memoryview(chunk)[: max(blob.size - position, 0)], piece.at + position)
-        position += len(chunk)
+        position += size
         while number < piece.ranges and (span := piece.span(number))[1] <= position:
             file.complete(piece.first + number, span[1] - span[0])
             number += 1
@@ -161,6 +156,33 @@ def _stream_ranges(file: Partial, piece: Piece, stopped: Event, place: Backend, 
     except BaseException:
         file.forget(piece.first, piece.ranges)
         raise
+
+
+def _received(
+    file: Partial, piece: Piece, position: int, place: Backend, hasher: "hashlib._Hash", sent: Sent
+) -> Iterator[int]:
+    """Receive a blob from a position on into its place in a file; yields the size of each part, which is then in the
+    file and hashed. Excess bytes are counted, but not written: they would overwrite the next blob."""
+    blob = piece.blob
+    if not isinstance(place, ReadsIntoFiles):
+        for chunk in _chunks(blob, place, sent, position):
+            hasher.update(chunk)
+            file.write(memoryview(chunk)[: max(blob.size - position, 0)], piece.at + position)
+            position += len(chunk)
+            yield len(chunk)
+        return
+    sizes = place.read_into(
+        blob_path(blob), position, blob.size + 1, file, piece.at + position, max(blob.size - position, 0)
+    )
+    if sizes is None:
+        raise _absent(blob, place)
+    buffer = memoryview(bytearray(2 * CHUNK))
+    for size in sizes:
+        # What was written a moment ago is read from the caches of the processor.
+        file.feed(hasher, piece.at + position, piece.at + min(position + size, blob.size), buffer)
+        position += size
+        sent(size)
+        yield size
 
 
 def _chunks(blob: Blob, place: Backend, sent: Sent, start: int = 0) -> Iterator[bytes]:

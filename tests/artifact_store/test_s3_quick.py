@@ -1,6 +1,7 @@
 """The fast path of small requests: it changes their duration and nothing else."""
 
 import hashlib
+import os
 import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.credentials import Credentials, ReadOnlyCredentials, RefreshableCredentials
+from botocore.exceptions import ResponseStreamingError
 from botocore.session import Session
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -30,7 +32,7 @@ from nxpipe.artifact_store.backends import s3_quick
 from nxpipe.artifact_store.backends.protocol import CHUNK, Payload
 from nxpipe.artifact_store.backends.s3 import Bucket
 from nxpipe.artifact_store.backends.s3_client import s3_client
-from nxpipe.artifact_store.backends.s3_connection import FallBackToBotocore
+from nxpipe.artifact_store.backends.s3_connection import Connections, FallBackToBotocore, Server
 from nxpipe.artifact_store.backends.s3_multipart import WRITE_ID, spelled
 from nxpipe.artifact_store.backends.s3_quick import RequestSigner
 from nxpipe.artifact_store.documents import Blob
@@ -231,6 +233,75 @@ def test_a_body_that_breaks_off_is_continued_from_the_byte_where_it_broke(told: 
     assert (again["range"], again["if-match"]) == (f"bytes={CHUNK + 10}-", '"e"')
 
 
+@dataclass
+class File:
+    """A file that counts how bytes came into it."""
+
+    descriptor: int
+    written: int = 0
+    spliced: int = 0
+
+    def write(self, data: bytes | memoryview, offset: int) -> None:
+        self.written += os.pwrite(self.descriptor, data, offset)
+
+    def splice(self, pipe: int, size: int, offset: int) -> None:
+        self.spliced += size
+        while size:
+            moved = os.splice(pipe, self.descriptor, size, offset_dst=offset)
+            size, offset = size - moved, offset + moved
+
+    @property
+    def data(self) -> bytes:
+        return os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[File]:
+    descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    yield File(descriptor)
+    os.close(descriptor)
+
+
+SIZES = [0, 1, 8191, 8192, 8193, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("excess", [0, 1])
+def test_a_body_without_tls_goes_into_the_file_within_the_kernel(
+    told: Bucket, script: Script, file: File, size: int, excess: int
+) -> None:
+    data = secrets.token_bytes(size + excess)
+    script.answers = [answer("206 Partial Content", 'ETag: "e"\r\n', data), GET]
+    parts = list(told.read_into("a", 0, size + 1, file, 7, size) or ())
+    assert (sum(parts), file.data[7:]) == (size + excess, data[:size])
+    assert file.spliced + file.written == size
+    assert file.spliced >= size - 16 * 1024  # the rest came with the headers
+    assert b"".join(told.read("a") or ()) == b"abc"
+    assert len({entry.connection for entry in script.asked}) == 1
+    assert set(script.ways) == {"quick"}
+
+
+def test_a_body_that_breaks_off_on_its_way_into_a_file_is_continued(told: Bucket, script: Script, file: File) -> None:
+    data = secrets.token_bytes(2 * CHUNK + 100)
+    head = 'Connection: close\r\nETag: "e"\r\n'
+    first = answer("206 Partial Content", head, data[: CHUNK + 10], length=len(data))
+    script.answers = [first, answer("206 Partial Content", 'ETag: "e"\r\n', data)]
+    parts = told.read_into("a", 0, len(data), file, 0, len(data))
+    assert parts is not None
+    known = next(parts)  # what was reported is in the file, and is not requested again
+    script.answers = [answer("206 Partial Content", 'ETag: "e"\r\n', data[known:])]
+    assert (known + sum(parts), file.data) == (len(data), data)
+    assert script.asked[-1].headers["range"] == f"bytes={known}-{len(data) - 1}"
+
+
+def test_a_silent_server_ends_the_way_into_a_file_after_the_timeout(script: Script, file: File) -> None:
+    connections = Connections(Server("127.0.0.1", int(script.url.rpartition(":")[2]), None, 5.0, 0.05))
+    script.answers = [answer("200 OK", body=b"abc", length=10)]
+    body = connections.send("GET", b"GET / HTTP/1.1\r\n\r\n").body
+    with pytest.raises(ResponseStreamingError, match="timed out"):
+        list(body.move_to(file, 0, 10))
+
+
 CHUNKED = "Transfer-Encoding: chunked\r\n\r\n"
 
 
@@ -401,6 +472,22 @@ def test_over_tls_it_trusts_whom_the_sdk_trusts(
         assert [(entry.body, entry.connection) for entry in secure.asked] == [(b"x", 1)] * 2
         with pytest.raises(FallBackToBotocore, match="certificate verify failed"):
             stranger.send("GET", b"GET / HTTP/1.1\r\n\r\n")
+
+
+def test_over_tls_a_body_is_decrypted_into_the_file(
+    certificate: Path, file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = secrets.token_bytes(CHUNK + 9)
+    with scripted(certificate) as secure:
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "test")
+        trusting = s3_quick.FastPath(s3_client())._connections("https", "127.0.0.1", int(secure.url.rpartition(":")[2]))
+        assert trusting is not None
+        secure.answers = [answer("200 OK", body=data)]
+        body = trusting.send("GET", b"GET / HTTP/1.1\r\n\r\n").body
+        assert sum(body.move_to(file, 0, CHUNK)) == len(data)
+    assert (file.data, file.spliced) == (data[:CHUNK], 0)
 
 
 # What a creation's answer proves
