@@ -7,6 +7,7 @@ import hypothesis.core
 import pytest
 
 from tests import conftest
+from tests.tiers import THINNING
 
 MODULE = """
 import pytest
@@ -47,7 +48,7 @@ def selected(module: Path, *options: str) -> list[str]:
 
 
 def test_as_many_successive_commits_as_a_sample_has_parts_run_every_case_once(module: Path) -> None:
-    runs = [selected(module, "-m", "not slow", "--sample", f"{number:08x}") for number in range(6)]
+    runs = [selected(module, "-m", "not slow", "--sample", f"{number:08x}") for number in range(6 * THINNING)]
     every = selected(module, "-m", "")
     counts = Counter(name for run in runs for name in run)
     assert counts == {name: 2 if "[" in name else 3 for name in every if name != "test_slow"}

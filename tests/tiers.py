@@ -1,10 +1,10 @@
 """The two tiers of the tests, and the sample of a large test in the commit tier (docs/testing.md).
 
-Tests and modules marked `sample(n)` run one n-th of their cases in the commit tier: those where the number of the
-commit, a number for the test's name and the indices of the case, one for each `parametrize`, add up to a multiple of n.
-So n successive numbers run all cases, a value of one parameter occurs in every run if another has n values, and all
-workers and reruns of a commit run the same cases. The other cases get the mark `slow`, which is the nightly tier's.
-`sample(n, "name")` runs all cases of all tests with this name on every n-th commit: those with one expensive fixture.
+Tests and modules marked `sample(n)` run one (2 n)-th of their cases in the commit tier (`THINNING` is 2): those where
+the number of the commit, a number for the test's name and the number of the case add up to a multiple of 2 n. So 2 n
+successive numbers run all cases, and all workers and reruns of a commit run the same cases. The other cases get the
+mark `slow`, which is the nightly tier's. `sample(n, "name")` runs all cases of all tests with this name on one of 2 n
+commits: those with one expensive fixture.
 """
 
 import subprocess
@@ -16,6 +16,7 @@ from zlib import crc32
 import pytest
 from hypothesis import HealthCheck, settings
 
+THINNING: Final = 2  # keeps the commit tier within its six minutes; a mark states the share of a test beside others
 EXAMPLES: Final = {"commit": 15, "nightly": 200}  # examples of each property
 _AS_WRITTEN: Final = 50  # the profile size at which a test's own number applies unscaled
 
@@ -50,22 +51,16 @@ def mark_unsampled(items: Sequence[pytest.Item], number: int) -> None:
     for item in items:
         mark = item.get_closest_marker("sample")
         if mark is not None and isinstance(item, pytest.Function):
-            parts, *group = mark.args
+            parts, *group = (mark.args[0] * THINNING, *mark.args[1:])
             place = crc32(group[0].encode()) if group else _place(item)
             if (place + number) % parts:
                 item.add_marker("slow")
 
 
 def _place(item: pytest.Function) -> int:
-    """The sum of the indices, one for each `parametrize`, and a start number for the test's name."""
-    place = crc32(item.originalname.encode())
-    if not hasattr(item, "callspec"):
-        return place
-    indices = dict(item.callspec.indices)
-    for mark in item.iter_markers("parametrize"):
-        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
-        place += max(indices.pop(name.strip()) for name in names)
-    return place + sum(indices.values())  # of the parametrized fixtures
+    """The number of the case among those of its test, from a start number for the test's name."""
+    indices = item.callspec.indices.values() if hasattr(item, "callspec") else ()
+    return crc32(item.originalname.encode()) + max(indices, default=0)
 
 
 def part_of(items: list[pytest.Item], part: str) -> tuple[list[pytest.Item], list[pytest.Item]]:

@@ -27,6 +27,7 @@ from tests.pipeline.command import NXPIPE, Answer, nxpipe
 from tests.tiers import examples
 
 GROUP = "/nxpipe/demo/search"
+sampled = pytest.mark.sample(3, "agent watch")  # each starts the command on the local AWS
 BUSY: dict[str, Any] = {
     "neuron_runtime_data": [
         {
@@ -174,6 +175,7 @@ def place(server: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     logs.delete_log_group(logGroupName=GROUP)
 
 
+@sampled
 def test_each_report_is_an_event_of_the_fleet_s_log(place: Place) -> None:
     done = place.watch(place.monitor(json.dumps(BUSY), json.dumps(BUSY)))
     assert done.code == 31  # the monitor ended; the unit starts both anew
@@ -182,12 +184,14 @@ def test_each_report_is_an_event_of_the_fleet_s_log(place: Place) -> None:
     assert place.events()[0]["Fleet"] == "search"
 
 
+@sampled
 def test_it_goes_on_in_the_same_stream_after_a_restart(place: Place) -> None:
     for _ in range(2):
         place.watch(place.monitor(json.dumps(BUSY)))
     assert len(place.events()) == 2
 
 
+@sampled
 @pytest.mark.parametrize("line", ["[1, 2]", "no JSON"])
 def test_what_is_no_report_is_said(place: Place, line: str) -> None:
     done = place.watch(place.monitor(line))

@@ -25,6 +25,7 @@ def built(nxpipe: InProcess, file: Path, *more: str, code: int = 0) -> dict[str,
     return only
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("write", "name", "more", "yardstick"),
     [
@@ -54,6 +55,7 @@ def test_a_saved_program_is_built_against_its_own_yardstick_and_found_again(
     assert replayed["yardstick"] == "the stored outputs"
 
 
+@pytest.mark.sample(2)
 def test_what_is_in_the_file_and_beside_it_is_the_key_and_its_name_is_not(nxpipe: InProcess, tmp_path: Path) -> None:
     file, axis = write_onnx(tmp_path / "m.onnx", data="m.bin"), ("--axis", "batch=2")
     first = built(nxpipe, file, *axis)
@@ -66,6 +68,7 @@ def test_what_is_in_the_file_and_beside_it_is_the_key_and_its_name_is_not(nxpipe
     assert built(nxpipe, renamed, *axis)["request_key"] != first["request_key"]
 
 
+@pytest.mark.sample(2)
 def test_a_saved_program_for_several_ranks_keeps_its_weights_whole(nxpipe: InProcess, tmp_path: Path) -> None:
     file, axis = write_onnx(tmp_path / "m.onnx"), ("--axis", "batch=2")
     keys = [str(built(nxpipe, file, *axis, "--tp", degree)["request_key"]) for degree in ("1", "2")]

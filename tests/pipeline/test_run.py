@@ -53,6 +53,7 @@ def test_texts_are_answered_a_row_each_alike_by_both_executors(nxpipe: InProcess
     assert isa["work"]["by_engine"]["tensor"] > 10
 
 
+@pytest.mark.sample(2)
 def test_tensors_from_a_file_go_in_and_come_out(nxpipe: InProcess, bert: Path, tmp_path: Path) -> None:
     ids = np.array([[5, 6, 7, 8, 9, 10, 11, 12]])
     mask = np.array([[1, 1, 1, 1, 1, 0, 0, 0]])
