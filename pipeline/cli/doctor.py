@@ -16,7 +16,7 @@ from nxpipe.pipeline.compile.neuronx.toolchain import REMEDY, installed_releases
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import InputInvalid
 from nxpipe.pipeline.util.exit_codes import FINDINGS, SOFTWARE
-from nxpipe.pipeline.util.text import for_terminal, plain, style, table, wrapped_table
+from nxpipe.pipeline.util.text import for_terminal, plain, style, table
 
 if TYPE_CHECKING:
     from nxpipe.emulator.hlo.probe import Probe
@@ -309,7 +309,7 @@ def _table(probes: "list[Probe]", trials: "dict[str, Trial]", target: str) -> st
         remark = probe.assumption if trial.has_failed else ""
         rows.append((probe.name, *marks, f"(question) {remark}" if probe.is_question and remark else remark))
     header = (f"probe on {target}", "compiled", "ran", "agrees", "assumption broken")
-    return wrapped_table(header, rows, shutil.get_terminal_size((120, 0)).columns)
+    return table(header, rows, shutil.get_terminal_size((120, 0)).columns)
 
 
 def _mark(value: bool | None) -> str:

@@ -13,7 +13,7 @@ from nxpipe.pipeline.plan.assessment import (
     phases,
 )
 from nxpipe.pipeline.plan.serve import Interval
-from nxpipe.pipeline.util.text import for_markdown, wrapped_table
+from nxpipe.pipeline.util.text import for_markdown, table
 
 _COLUMNS: Final = ("workload", "decision", "GPUs today", "on Neuron", "$ a month", "saves a month", "pays back")
 _BLANK: Final = "________"
@@ -30,7 +30,7 @@ def text_page(found: Assessment, width: int) -> str:
         f"{found.source.portfolio.name}: {_counted(found)}",
         _totals(found),
         "",
-        wrapped_table(_COLUMNS, rows, width),
+        table(_COLUMNS, rows, width),
     ]
     for each in found.workloads:
         lines += ["", f"{each.workload.name}: {each.decision}"]

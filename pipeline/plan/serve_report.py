@@ -13,7 +13,7 @@ from nxpipe.pipeline.plan.serve import Interval, Plan, ServingDemand, ServingPla
 from nxpipe.pipeline.predict.constants import PREDICTED, Prediction, predict
 from nxpipe.pipeline.predict.measurements import Configuration
 from nxpipe.pipeline.predict.work import NotPredicted
-from nxpipe.pipeline.util.text import for_terminal, style, wrapped_table
+from nxpipe.pipeline.util.text import for_terminal, style, table
 
 _GIB: Final = 1 << 30
 _SHOWN: Final = 8  # refusals
@@ -106,7 +106,7 @@ def _table(plan: ServingPlan, width: int) -> str:
     header = ("", "instances", "bought", "$ for 1M tokens", "$ a month", "TTFT", "TPOT", "load")
     rows = [_row(plan, each, mark) for each, mark in zip(plan.plans, _marks(plan), strict=True)]
     kept = range(len(header)) if width >= _WIDE else (0, 1, 2, 3, 6)
-    return wrapped_table([header[n] for n in kept], [[row[n] for n in kept] for row in rows], width)
+    return table([header[n] for n in kept], [[row[n] for n in kept] for row in rows], width)
 
 
 def _marks(plan: ServingPlan) -> Iterator[str]:
@@ -249,9 +249,7 @@ def _gpus(plan: ServingPlan, comparison: GpuComparison, width: int) -> str:
             )
             for each in comparison.gpus
         ]
-        parts.append(
-            wrapped_table(("GPU instances", "bought", "$ for 1M tokens", "$ a month", "meets it"), rows, width)
-        )
+        parts.append(table(("GPU instances", "bought", "$ for 1M tokens", "$ a month", "meets it"), rows, width))
         bases = dict.fromkeys(f"{each.instance}: {each.measurement.basis}" for each in comparison.gpus)
         parts.append("\n".join(map(for_terminal, bases)))
         parts.append(f"{plan.demand.region}, {price_dates(plan, comparison.gpus)}")

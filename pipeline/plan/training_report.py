@@ -11,7 +11,7 @@ from nxpipe.pipeline.plan.training import MEASURED, PARTS, TrainingCandidate, Tr
 from nxpipe.pipeline.plan.training_cost import Offer, Spot, TrainingChoice, TrainingPlan, duration
 from nxpipe.pipeline.plan.training_memory import rank_bytes
 from nxpipe.pipeline.predict.constants import COVERAGE, PREDICTED
-from nxpipe.pipeline.util.text import table, wrapped_table
+from nxpipe.pipeline.util.text import table
 
 _GIB: Final = 2**30
 _HELD: Final = ("weights", "gradients", "optimizer", "activations", "working", "reserved")
@@ -55,7 +55,7 @@ def _demanded(plan: TrainingPlan) -> str:
 def _table(plan: TrainingPlan, choices: Sequence[TrainingChoice], width: int) -> str:
     names = ("instances", "layout", "tokens/s", "time", "cost", "GiB/rank", "MFU", "bought")
     shown = names if width >= _WIDE else names[:5]
-    return wrapped_table(shown, [_row(plan, each)[: len(shown)] for each in choices], width)
+    return table(shown, [_row(plan, each)[: len(shown)] for each in choices], width)
 
 
 def _row(plan: TrainingPlan, choice: TrainingChoice) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from nxpipe.pipeline.predict.constants import PREDICTED, THIS_PROGRAM
 from nxpipe.pipeline.profile.charts import time_text
 from nxpipe.pipeline.profile.programs import Identity, ProfiledProgram
 from nxpipe.pipeline.util.errors import InputInvalid
-from nxpipe.pipeline.util.text import for_terminal, human_bytes, style, table, wrapped_table
+from nxpipe.pipeline.util.text import for_terminal, human_bytes, style, table
 
 if TYPE_CHECKING:
     from nxpipe.emulator.analysis.profile import PathShare, Profile
@@ -83,7 +83,7 @@ def _changes(program: ProfiledProgram) -> str:
     ]
     width = shutil.get_terminal_size((120, 24)).columns
     head = "changes that would help most, each an upper bound for its action alone:"
-    return f"{head}\n{wrapped_table(('gain', 'if', 'action'), rows, width)}"
+    return f"{head}\n{table(('gain', 'if', 'action'), rows, width)}"
 
 
 # Differences

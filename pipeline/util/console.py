@@ -8,7 +8,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from nxpipe.pipeline.util.text import for_json, for_json_text, for_log, line_for, style
+from nxpipe.pipeline.util.text import (
+    folded,
+    for_json,
+    for_json_text,
+    for_log,
+    line_for,
+    screen_width,
+    shown,
+    style,
+    unstyled,
+)
 
 _CLEARED = "\r\033[K"  # clears the terminal row of the cursor
 
@@ -135,7 +145,16 @@ def unguarded(stream: TextIO) -> TextIO:
 
 def _write(lines: Sequence[str], stream: TextIO | None) -> None:
     if stream is not None:
-        _write_raw("\n".join(_as_line(line, stream) for line in lines), stream)
+        width = screen_width(stream)
+        rows = [row for line in lines for row in (_rows(line, width) if width else [line])]
+        _write_raw("\n".join(_as_line(row, stream) for row in rows), stream)
+
+
+def _rows(line: str, width: int) -> list[str]:
+    """A line as rows of a screen, wrapped between words; further rows are indented by two."""
+    line = shown(line)
+    start = line[: len(line) - len(line.lstrip(" "))]
+    return [line] if len(unstyled(line)) <= width else folded(line, width, start + "  ")
 
 
 def _write_raw(text: str, stream: TextIO | None, end: str = "\n") -> None:

@@ -7,10 +7,10 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
-from textwrap import wrap
-from typing import Final
+from typing import Final, TextIO
 from unicodedata import category
 
 
@@ -27,62 +27,177 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {guess!r}?" if guess else ""
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns two spaces apart, without trailing blanks; cells may have styles."""
-    cells = [[style(title, bold=True) for title in header], *([shown(cell) for cell in row] for row in rows)]
-    widths = [max(len(unstyled(row[column])) for row in cells) for column in range(len(header))]
-    return "\n".join("  ".join(map(_padded, row, widths)).rstrip() for row in cells)
+@dataclass(frozen=True)
+class Column:
+    """A column of a table. On a screen that is too narrow for all, those with the largest `drop` are left out first,
+    and named below the table; those with 0 stay."""
+
+    title: str
+    drop: int = 0
 
 
-def wrapped_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
-    """A table of at most `width` columns: cells without styles are wrapped, the widest ones first.
+def screen_width(stream: TextIO | None = None) -> int | None:
+    """The columns of the screen that stdout or another stream is shown on: of the terminal, or of COLUMNS. None for a
+    pipe or a file, where a row is one line."""
+    stated, stream = os.environ.get("COLUMNS", ""), stream or sys.stdout
+    if not (stated.isdecimal() and int(stated)) and (stream is None or not stream.isatty()):
+        return None
+    return max(shutil.get_terminal_size().columns, _NARROWEST_SCREEN)
 
-    Words are broken only if the columns would be too wide otherwise.
+
+def table(header: Sequence[str | Column], rows: Iterable[Sequence[str]], width: int | None = None) -> str:
+    """Columns two spaces apart, without trailing blanks; numbers are aligned to the right. Cells may have styles.
+
+    A table that is wider than the screen is wrapped between words; then it loses the columns that may be dropped; then
+    words are broken, at a separator if they have one. If nothing helps, each row becomes a list.
     """
-    cells = [[shown(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(len(unstyled(row[column])) for row in cells) for column in range(len(header))]
-    available = max(width - 2 * (len(widths) - 1), _NARROWEST * len(widths))
-    words = [_longest_word(row[column] for row in cells) for column in range(len(header))]
-    while sum(widths) > available:
-        roomy = [column for column, word in enumerate(words) if widths[column] > min(word, _LONGEST_WORD)]
-        widest = max(roomy or range(len(widths)), key=widths.__getitem__)
-        widths[widest] -= 1
-    lines = [line for row in rows for line in _lines(row, widths)]
-    return table(header, lines)
+    return _Layout([each if isinstance(each, Column) else Column(each) for each in header], rows).text(
+        width or screen_width()
+    )
 
 
-_NARROWEST: Final = 8  # of a column
-_LONGEST_WORD: Final = 32  # longer ones are broken
+_NARROWEST_SCREEN: Final = 20
+_BREAKS_AFTER: Final = re.compile(r"(?<=[/@=,_.:-])(?=[^/@=,_.:-])")  # of long words
+_LONGEST_WORD: Final = 32  # longer ones may be broken
+_NARROWEST: Final = 8  # of a column whose words are broken
+_NUMBER: Final = re.compile(r"[-+~<>]?\$?\d[\d,]*(\.\d+)?(e[-+]?\d+)?( ?(%|[A-Za-z/]{1,5}))?")
+_NO_NUMBER: Final = ("", "-")
+
+
+class _Layout:
+    """The widths of a table's columns for a screen."""
+
+    def __init__(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
+        self._columns = columns
+        self._titles = [column.title.upper() for column in columns]
+        self._rows = [[shown(cell) for cell in row] for row in rows]
+        numbers = range(len(columns))
+        cells = [[unstyled(row[number]) for row in self._rows] for number in numbers]
+        self._numeric = [_is_numeric(column) for column in cells]
+        self._natural = [max(map(len, (self._titles[number], *cells[number]))) for number in numbers]
+        self._least = [self._least_width(number) for number in numbers]
+
+    def text(self, width: int | None) -> str:
+        kept = list(range(len(self._columns)))
+        if width is None:
+            return self._lines(kept, self._natural)
+        dropped: list[int] = []
+        while kept and _total([self._least[number] for number in kept]) > width:
+            last = max(kept, key=lambda number: (self._columns[number].drop, number))
+            if not self._columns[last].drop:
+                break
+            kept.remove(last)
+            dropped.append(last)
+        widths = self._fitted(kept, width)
+        lines = self._records(kept, width) if widths is None else self._lines(kept, widths)
+        if not dropped:
+            return lines
+        names = ", ".join(self._columns[number].title for number in sorted(dropped))
+        note = f"Not shown in {width} columns: {names}. A wider terminal or --json has them."
+        return "\n".join([lines, *(style(line, dim=True) for line in folded(note, width))])
+
+    def _least_width(self, number: int) -> int:
+        """The width at which no word is broken. Numbers stay beside their units, and styled cells whole."""
+        if self._numeric[number]:
+            return self._natural[number]
+        cells = [row[number] for row in self._rows]
+        words = [unstyled(cell) for cell in cells if cell != unstyled(cell)]
+        words += [word for cell in (self._titles[number], *cells) if cell == unstyled(cell) for word in cell.split()]
+        return max((len(word) for word in words), default=0)
+
+    def _fitted(self, kept: Sequence[int], width: int) -> list[int] | None:
+        """The widths of all columns; the widest are wrapped first. None if there is no room for words in pieces."""
+        widths = list(self._natural)
+        pieces = [min(least, least if self._is_whole(n) else _NARROWEST) for n, least in enumerate(self._least)]
+        long = [min(least, least if self._is_whole(n) else _LONGEST_WORD) for n, least in enumerate(self._least)]
+        for least in (self._least, long, pieces):
+            while _total([widths[number] for number in kept]) > width:
+                wide = [number for number in kept if widths[number] > least[number]]
+                if not wide:
+                    break
+                widths[max(wide, key=lambda number: widths[number])] -= 1
+        return widths if _total([widths[number] for number in kept]) <= width else None
+
+    def _is_whole(self, number: int) -> bool:
+        """True if the cells of a column cannot be broken: numbers, and texts with styles."""
+        return self._numeric[number] or any(row[number] != unstyled(row[number]) for row in self._rows)
+
+    def _lines(self, kept: Sequence[int], widths: Sequence[int]) -> str:
+        titles = [self._titles[number] for number in range(len(self._columns))]
+        lines = [[style(cell, bold=True) for cell in line] for line in self._wrapped(titles, kept, widths)]
+        lines += [line for row in self._rows for line in self._wrapped(row, kept, widths)]
+        return "\n".join("  ".join(self._aligned(line, kept, widths)).rstrip() for line in lines)
+
+    def _wrapped(self, row: Sequence[str], kept: Sequence[int], widths: Sequence[int]) -> Iterator[list[str]]:
+        cells = [
+            [row[number]] if len(unstyled(row[number])) <= widths[number] else folded(row[number], widths[number])
+            for number in kept
+        ]
+        yield from (list(line) for line in zip_longest(*cells, fillvalue=""))
+
+    def _aligned(self, line: Sequence[str], kept: Sequence[int], widths: Sequence[int]) -> Iterator[str]:
+        for cell, number in zip(line, kept, strict=True):
+            blanks = " " * (widths[number] - len(unstyled(cell)))
+            yield blanks + cell if self._numeric[number] else cell + blanks
+
+    def _records(self, kept: Sequence[int], width: int) -> str:
+        lines: list[str] = []
+        for row in self._rows:
+            lines += [""] if lines else []
+            for number in kept:
+                first, *others = folded(f"{self._titles[number]}  {unstyled(row[number])}", width, "  ")
+                title = self._titles[number]
+                lines += [style(title, bold=True) + first.removeprefix(title), *others]
+        return "\n".join(lines)
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + 2 * max(len(widths) - 1, 0)
+
+
+def _is_numeric(cells: Sequence[str]) -> bool:
+    return any(cell not in _NO_NUMBER for cell in cells) and all(
+        cell in _NO_NUMBER or _NUMBER.fullmatch(cell) for cell in cells
+    )
+
+
+def folded(text: str, width: int, indent: str = "") -> list[str]:
+    """A text, which may have styles, in lines of at most `width` columns, wrapped between words. The lines after the
+    first begin with `indent`. A word that is longer than a line is broken, at a separator if it has one."""
+    words = text.lstrip(" ")
+    lines, line, is_empty = [], text[: len(text) - len(words)], True
+    for word in words.split(" "):
+        joined = line + word if is_empty else f"{line} {word}"
+        if len(unstyled(joined)) > width and not is_empty:
+            lines.append(line.rstrip())
+            joined = indent + word
+        if len(unstyled(joined)) > width and joined == unstyled(joined):
+            *whole, joined = _pieces(joined, width, indent)
+            lines += whole
+        line, is_empty = joined, False
+    return [*lines, line.rstrip()]
+
+
+def _pieces(word: str, width: int, indent: str) -> list[str]:
+    """The lines of one long word."""
+    lines, line = [], ""
+    for piece in _BREAKS_AFTER.split(word):
+        if line.strip() and len(line + piece) > width:
+            lines.append(line)
+            line = indent
+        line += piece
+        while len(line) > width:
+            lines.append(line[:width])
+            line = indent + line[width:]
+    return [*lines, line]
 
 
 _STATE_COLOURS: Final = {"ok": "green", "fails": "red", "unknown": "yellow"}
 
 
 def state_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """The table of the checks or steps of a report, whose first column is the state.
-
-    On a terminal wide texts are wrapped; elsewhere a row is one line.
-    """
-    coloured = [(style(state, fg=_STATE_COLOURS[state]), *cells) for state, *cells in rows]
-    if sys.stdout.isatty():
-        return wrapped_table(header, coloured, shutil.get_terminal_size().columns)
-    return table(header, coloured)
-
-
-def _longest_word(cells: Iterable[str]) -> int:
-    return max((len(word) for cell in cells for word in unstyled(cell).split()), default=0)
-
-
-def _lines(row: Sequence[str], widths: Sequence[int]) -> list[list[str]]:
-    wrapped = [
-        [cell] if len(unstyled(cell)) <= width else wrap(cell, width, break_on_hyphens=False)
-        for cell, width in zip(row, widths, strict=True)
-    ]
-    return [list(line) for line in zip_longest(*wrapped, fillvalue="")]
-
-
-def _padded(cell: str, width: int) -> str:
-    return cell + " " * (width - len(unstyled(cell)))
+    """The table of the checks or steps of a report, whose first column is the state."""
+    return table(header, [(style(state, fg=_STATE_COLOURS[state]), *cells) for state, *cells in rows])
 
 
 def human_bytes(count: int) -> str:
