@@ -30,10 +30,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 @dataclass(frozen=True)
 class Column:
     """A column of a table. On a screen that is too narrow for all, those with the largest `drop` are left out first,
-    and named below the table; those with 0 stay."""
+    and named below the table; those with 0 stay. The cells of a `whole` column are not wrapped."""
 
     title: str
     drop: int = 0
+    whole: bool = False
 
 
 def screen_width(stream: TextIO | None = None) -> int | None:
@@ -98,7 +99,7 @@ class _Layout:
 
     def _least_width(self, number: int) -> int:
         """The width at which no word is broken. Numbers stay beside their units, and styled cells whole."""
-        if self._numeric[number]:
+        if self._numeric[number] or self._columns[number].whole:
             return self._natural[number]
         cells = [row[number] for row in self._rows]
         words = [unstyled(cell) for cell in cells if cell != unstyled(cell)]
@@ -119,8 +120,8 @@ class _Layout:
         return widths if _total([widths[number] for number in kept]) <= width else None
 
     def _is_whole(self, number: int) -> bool:
-        """True if the cells of a column cannot be broken: numbers, and texts with styles."""
-        return self._numeric[number] or any(row[number] != unstyled(row[number]) for row in self._rows)
+        """True if the cells of a column cannot be broken: numbers, whole cells, and texts with styles."""
+        return self._numeric[number] or self._columns[number].whole or any(row[number] != unstyled(row[number]) for row in self._rows)
 
     def _lines(self, kept: Sequence[int], widths: Sequence[int]) -> str:
         titles = [self._titles[number] for number in range(len(self._columns))]

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from nxpipe.pipeline.build.jobs import REPORT_WORDS, RESULT_WORDS, CellStatus, Failure, FailureClass
+from nxpipe.pipeline.build.report.program_table import program_table
 from nxpipe.pipeline.build.state import ArtifactResult, CellResult, Results
 from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.models.configuration import SAVED_PROGRAM, Shape
-from nxpipe.pipeline.models.thresholds import Report, sentences
+from nxpipe.pipeline.models.thresholds import Report
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.exit_codes import INCOMPLETE, INTERNAL, INTERRUPTED, TABLE
 from nxpipe.pipeline.util.text import human_bytes, plain, style
@@ -269,8 +270,9 @@ def show_artifacts(
     verified: Mapping[str, Report],
     results: Results,
 ) -> None:
-    """Print a line for each published artifact, a cache hit or built; `--json` includes missing ones."""
-    documents = []
+    """Print each published artifact, a cache hit or built, with a table of its programs; `--json` includes missing
+    ones."""
+    documents: list[dict[str, object]] = []
     for result in results.artifacts():
         key = result.artifact.key
         if key not in published:
@@ -279,7 +281,8 @@ def show_artifacts(
         cached = result.artifact.is_published or not _is_built(results, key)
         documents.append(_artifact_json(published[key], result, figures[key], verified[key], cached=cached))
         if not console.json:
-            console.result(*_lines(published[key], figures[key], verified[key], cached=cached))
+            console.result(*([""] if len(documents) > 1 else []), _headline(published[key], cached=cached))
+            console.page(program_table(figures[key], verified[key]))
     if console.json:
         console.data(documents)
 
@@ -308,30 +311,10 @@ def _is_built(results: Results, key: str) -> bool:
     return finished is not None and not finished.cached
 
 
-def _lines(published: "Published", programs: dict[str, Any], verified: Report, *, cached: bool) -> list[str]:
-    manifest = published.manifest
-    count = len(manifest.executables)
-    headline = (
-        "cached" if cached else "built",
-        published.name,
-        published.target,
-        f"{count} program{'s' if count > 1 else ''}",
-        human_bytes(published.size_bytes),
-    )
-    parts = [*sentences(verified), *(f"{name}: {line}" for name, line in _program_sentences(programs))]
-    return ["  ".join(headline), *(f"  {text}" for text in parts)]
-
-
-def _program_sentences(programs: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The stored line of each program, its time with the host and collectives, and that of `AWS's compiler`."""
-    for name, line in artifact_files.sentences(programs):
-        match programs[name]:
-            case {"aws_compiler": {"in_short": str(time)}, "this_program": {"ms": float() as whole}}:
-                yield name, f"{line}; with host and collectives {whole:.2f} ms; AWS's compiler: {time}"
-            case {"aws_compiler": {"in_short": str(time)}}:
-                yield name, f"{line}; AWS's compiler: {time}"
-            case _:
-                yield name, line
+def _headline(published: "Published", *, cached: bool) -> str:
+    word = style("cached", fg="cyan") if cached else style("built", fg="green")
+    programs = counted(len(published.manifest.executables), "program")
+    return f"{word}  {published.name}  {published.target}  {programs}  {human_bytes(published.size_bytes)}"
 
 
 def _artifact_json(
