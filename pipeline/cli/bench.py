@@ -20,7 +20,7 @@ from nxpipe.pipeline.cli.options import (
     require_device_for_limit,
     store_option,
 )
-from nxpipe.pipeline.cli.param_types import Percentage
+from nxpipe.pipeline.cli.param_types import Share
 from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config import load_config
@@ -60,7 +60,7 @@ _MEASURED: Final = ("p50", "p99", "p50/predicted", "clock", "p50 before")
 @click.option("--allow-empty", is_flag=True, help="Accept a channel of --against that has no generation yet.")
 @click.option(
     "--threshold",
-    type=Percentage(),
+    type=Share(100.0),
     default="5%",
     show_default=True,
     help="The largest predicted slowdown against the baseline.",
@@ -170,7 +170,7 @@ def bench(
         _note_unserved(console, artifacts, baseline)
     slower = [line for line in lines if line.is_regression(threshold)]
     if slower:
-        console.complain(_sentence(slower, threshold))
+        console.complain(_sentence(slower, threshold), code=REGRESSION)
         ctx.exit(REGRESSION.number)
 
 

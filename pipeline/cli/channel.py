@@ -10,6 +10,7 @@ from nxpipe.pipeline.artifacts.channels import fleet_of_channel
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.main import Command, Group
 from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, key_option, store_option
+from nxpipe.pipeline.cli.param_types import Count
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
@@ -34,9 +35,7 @@ def channel() -> None:
 
 @channel.command(cls=Command)
 @click.argument("name", required=False)
-@click.option(
-    "--last", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="The number of generations."
-)
+@click.option("--last", type=Count(1), default=20, show_default=True, metavar="N", help="The number of generations.")
 @store_option
 @config_option
 @click.pass_obj

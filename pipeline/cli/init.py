@@ -22,7 +22,7 @@ from click.core import ParameterSource
 from pydantic import ValidationError
 
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.param_types import PinnedSource
+from nxpipe.pipeline.cli.param_types import TASKS, Choice, Count, PinnedSource
 from nxpipe.pipeline.config import Config, Model, field_help
 from nxpipe.pipeline.config.cloud import Release
 from nxpipe.pipeline.config.messages import violations
@@ -266,13 +266,13 @@ def require_absent(changes: Sequence[FileChange]) -> None:
 )
 @click.option(
     "--task",
-    type=click.Choice(get_args(Task)),
+    type=Choice(get_args(Task), TASKS),
     help=f"{field_help(Model, 'task')}  [default: that of the public model, else feature-extraction]",
 )
 @click.option(
     "--fleet",
     "fleets",
-    type=click.Choice(_FLEETS),
+    type=Choice(_FLEETS),
     multiple=True,
     help="Also write a fleet of this kind, ready to synthesize; may be repeated.",
 )
@@ -282,8 +282,8 @@ def require_absent(changes: Sequence[FileChange]) -> None:
     "--github", is_flag=True, help="Also write [release], and print the commands that set up the GitHub repository."
 )
 @click.option("--repository", metavar="OWNER/NAME", help="The repository of --github.  [default: git's remote origin]")
-@click.option("--owner-id", type=click.IntRange(min=1), metavar="N", help="The id of the repository's owner.")
-@click.option("--repository-id", type=click.IntRange(min=1), metavar="N", help="The id of the repository.")
+@click.option("--owner-id", type=Count(1), metavar="N", help="The id of the repository's owner.")
+@click.option("--repository-id", type=Count(1), metavar="N", help="The id of the repository.")
 @click.option("--keep", is_flag=True, help="Keep existing files as they are, and write those that are missing.")
 @click.option("--dry-run", is_flag=True, help="Print the changes as a diff and write nothing.")
 @click.pass_context

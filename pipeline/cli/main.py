@@ -250,6 +250,7 @@ def main() -> NoReturn:
 def _translate(error: Exception, console: Console) -> int:
     """Print the error as one sentence; return its exit code."""
     row = exit_codes.exit_code_of(error)
+    console.json = console.json or _asks_for_json(sys.argv[1:])
     if console.verbose:
         import traceback
 
@@ -257,17 +258,25 @@ def _translate(error: Exception, console: Console) -> int:
     if row is None:
         from nxpipe.pipeline.util.process import report_crash
 
-        console.complain(report_crash(error))
-        return exit_codes.INTERNAL.number
-    console.complain(*_lines(error))
+        row = exit_codes.INTERNAL
+        console.complain(report_crash(error), code=row)
+        return row.number
+    if isinstance(error, click.UsageError):
+        where = error.ctx.command_path if error.ctx else "nxpipe"
+        console.complain(" ".join(error.format_message().split()).rstrip("."), code=row, see=f"{where} -h")
+    else:
+        console.complain(*_lines(error), code=row)
     return row.number
+
+
+def _asks_for_json(arguments: Sequence[str]) -> bool:
+    """True if --json was given: click stops at the first error, which may be before it."""
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in own
 
 
 def _lines(error: Exception) -> Sequence[str]:
     """The lines to print: one, or one per fault of a configuration."""
-    if isinstance(error, click.UsageError):
-        where = error.ctx.command_path if error.ctx else "nxpipe"
-        return [f"{' '.join(error.format_message().split()).rstrip('.')} (see {where} -h)"]
     lines: Sequence[str] = getattr(error, "lines", ())
     return lines or [sentence_of(error)]
 

@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from nxpipe.pipeline.artifacts.store_url import VARIABLE
+from nxpipe.pipeline.cli.param_types import Choice, DurationType
 
 config_option = click.option(
     "--config",
@@ -53,7 +54,7 @@ DEVICES: Final = ("auto", "nrtpy", "libnrt")  # of pipeline.verify.device, which
 
 device_option = click.option(
     "--device",
-    type=click.Choice(DEVICES),
+    type=Choice(DEVICES),
     is_flag=False,
     flag_value="auto",
     help="Use the artifact's NEFFs on this machine's Neuron devices, by this library; auto, or no value: nrtpy if it "
@@ -63,10 +64,9 @@ device_option = click.option(
 
 limit_option = click.option(
     "--limit",
-    type=click.FloatRange(min=1),
-    default=900.0,
+    type=DurationType(1, unit="s"),
+    default="15m",
     show_default=True,
-    metavar="SECONDS",
     help="On devices: end all ranks if one of them makes no progress for so long.",
 )
 
@@ -97,7 +97,7 @@ without_evidence_option = click.option(
     "--without-evidence",
     "without",
     multiple=True,
-    type=click.Choice(KINDS),
+    type=Choice(KINDS),
     metavar="KIND",
     help="Promote without this kind of evidence; repeatable. Requires --reason; the log records both.",
 )

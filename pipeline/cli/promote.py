@@ -11,6 +11,7 @@ from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.channel import change_options, record, require_unmanaged
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import require_reason, without_evidence_option
+from nxpipe.pipeline.cli.param_types import Count
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 @click.command(cls=Command)
 @click.argument("names", metavar="MODEL@KEY...", nargs=-1, required=True)
 @change_options
-@click.option("--expect", type=click.IntRange(0), metavar="N", help="Fail unless the channel is at generation N.")
+@click.option("--expect", type=Count(0), metavar="N", help="Fail unless the channel is at generation N.")
 @without_evidence_option
 @click.pass_obj
 def promote(

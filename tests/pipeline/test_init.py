@@ -179,7 +179,7 @@ def test_the_fleets_that_init_writes_are_deployable(
 def test_an_unknown_kind_of_fleet_writes_nothing(nxpipe: InProcess, root: Path) -> None:
     answer = nxpipe("init", str(root), "--fleet", "gpu")
     assert (answer.code, snapshot(root)) == (2, {})
-    assert "'serving', 'training'" in answer.err
+    assert "'gpu' is not one of serving, training" in answer.err
 
 
 def test_the_next_commands_include_those_of_the_cdk_cli(nxpipe: InProcess, root: Path) -> None:

@@ -16,6 +16,7 @@ from nxpipe.pipeline.cli.options import (
     store_option,
     without_evidence_option,
 )
+from nxpipe.pipeline.cli.param_types import Choice
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 @click.option(
     "--channel", type=Label("channel"), help="Roll out the artifact that this channel serves, instead of ARTIFACT."
 )
-@click.option("--to", type=click.Choice(("blue", "green")), help="Fail unless this is the idle environment.")
+@click.option("--to", type=Choice(("blue", "green")), help="Fail unless this is the idle environment.")
 @click.option(
     "--again",
     is_flag=True,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 @click.option("--wait", is_flag=True, help="Wait until the rollout ends or needs an operator.")
 @click.option(
     "--minute",
-    type=click.Choice(("1", "5", "10", "30", "60")),
+    type=Choice(("1", "5", "10", "30", "60")),
     default="60",
     show_default=True,
     metavar="SECONDS",

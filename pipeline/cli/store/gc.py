@@ -1,7 +1,7 @@
 """`nxpipe store gc`, `pin` and `unpin`: retention of artifacts."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -9,6 +9,7 @@ from nxpipe.pipeline.artifacts.identity import current_identity
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import REASON, Label, config_option, store_option
+from nxpipe.pipeline.cli.param_types import Bytes, Count, DurationType
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.text import human_bytes, table
 
@@ -83,33 +84,12 @@ def _pin_row(entry: "Pin") -> tuple[str, ...]:
     return entry.name, entry.manifest.sha256[:SHOWN], (entry.expires_at or "never")[:16], entry.actor, entry.reason
 
 
-_UNITS: Final = {"h": 3600, "d": 86400, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-
-
-class Quantity(click.ParamType[int]):
-    """An integer with a unit, in seconds or bytes."""
-
-    def __init__(self, *units: str) -> None:
-        self.name = "N" + "|".join(units)
-        self._units = units
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        for unit in self._units:
-            number = str(value).removesuffix(unit)
-            if number != value and number.isascii() and number.isdigit() and 0 < len(number) < 7 and int(number):
-                return int(number) * _UNITS[unit]
-        return self.fail(f"{value!r} is not an integer with one of the units {', '.join(self._units)}", param, ctx)
-
-
 @click.command(cls=Command)
-@click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Keep the newest N of each model and target.")
-@click.option(
-    "--max-age", type=Quantity("h", "d"), metavar="Nh|Nd", help="Remove artifacts older than this, as in 90d."
-)
+@click.option("--keep", type=Count(1), metavar="N", help="Keep the newest N of each model and target.")
+@click.option("--max-age", type=DurationType(), help="Remove artifacts older than this, as in 90d.")
 @click.option(
     "--budget",
-    type=Quantity("MiB", "GiB", "TiB"),
-    metavar="NMiB|NGiB|NTiB",
+    type=Bytes(),
     help="Remove the oldest artifacts until the others fit, as in 2TiB.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the steps with reasons; change nothing.")
