@@ -48,12 +48,14 @@ def environment_of(group: str | None, project: str, fleet: str) -> str | None:
     return next((environment for environment in ENVIRONMENTS if group == f"{project}-{fleet}-{environment}"), None)
 
 
-def unknown_channel(store: "Store", name: str) -> ChannelEmpty:
-    """The error for reading a channel without generations: most likely its name is misspelt."""
-
+def unknown_channel(store: "Store", name: str, config: "Config | None" = None) -> ChannelEmpty:
+    """The error for reading a channel without generations: most likely its name is misspelt. A name may be meant that
+    only nxpipe.toml has."""
     known = channels(store.backend)
     remedy = f"; it has {', '.join(known)}" if known else ", which has none yet; create one with nxpipe promote"
-    return ChannelEmpty(f"there is no channel {name!r} in {store.url}{did_you_mean(name, known) or remedy}")
+    declared = declared_channels(config) if config else set()
+    hint = "" if name in declared else did_you_mean(name, sorted({*known, *declared}))
+    return ChannelEmpty(f"there is no channel {name!r} in {store.url}{hint or remedy}")
 
 
 def declared_channels(config: "Config") -> set[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.param_types import Amount, Count
+from nxpipe.pipeline.cli.param_types import Amount, Count, PriceRegion
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.text import shown, style
 
@@ -31,7 +31,7 @@ _WIDEST = 100  # columns of text
 @click.option("--batch", type=Count(1), help="The sequences of a copy.")
 @click.option("--sequence", type=Count(1), help="Tokens of a sequence.")
 @click.option("--dollars-per-million", type=Amount(above=True), help="Dollars a million tokens.")
-@click.option("--region", default="us-east-1", show_default=True, help="Of the prices.")
+@click.option("--region", type=PriceRegion(), default="us-east-1", show_default=True, help="Of the prices.")
 @click.pass_obj
 def claim(console: Console, /, files: tuple[Path, ...], **options: Any) -> None:
     """Say whether a published claim about speed and cost can be true, with the arithmetic.

@@ -173,12 +173,50 @@ class Group(_ShortHelp, click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            from nxpipe.pipeline.util.text import did_you_mean
-
-            known = self.list_commands(ctx)
-            hint = did_you_mean(args[0], known) or f"; the commands are {', '.join(known)}"
-            raise click.UsageError(f"unknown command {args[0]!r}{hint}", ctx)
+            raise click.UsageError(f"unknown command {args[0]!r}{self.hint(ctx, args[0])}", ctx)
         return super().resolve_command(ctx, args)
+
+    def hint(self, ctx: click.Context, word: str) -> str:
+        """What to type in place of an unknown command."""
+        from nxpipe.pipeline.util.text import did_you_mean
+
+        known = self.list_commands(ctx)
+        return did_you_mean(word, known) or f"; the commands are {', '.join(known)}"
+
+
+# Words for commands in other tools and in talk.
+_OTHER_WORDS = {
+    "compile": "build",
+    "publish": "build",
+    "push": "build",
+    "test": "verify",
+    "validate": "check",
+    "lint": "infra lint",
+    "synth": "infra plan",
+    "deploy": "rollout start",
+    "status": "rollout status",
+    "list": "store ls",
+    "cache": "store ls",
+    "inspect": "store show",
+    "pull": "store fetch",
+    "download": "store fetch",
+    "rm": "store gc",
+    "delete": "store gc",
+    "clean": "store gc",
+    "prune": "store gc",
+    "history": "channel log",
+    "chat": "generate",
+    "infer": "run",
+    "predict": "run",
+    "benchmark": "bench",
+    "perf": "profile",
+    "trace": "profile",
+    "new": "init",
+    "create": "init",
+    "price": "prices ls",
+    "estimate": "plan serve",
+}
+_GROUPS = ("store", "channel", "rollout", "infra", "plan", "config", "ami", "device", "prices", "agent")
 
 
 class LazyGroup(Group):
@@ -187,6 +225,26 @@ class LazyGroup(Group):
     def __init__(self, *args: Any, homes: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._homes = homes
+
+    def hint(self, ctx: click.Context, word: str) -> str:
+        """Of the whole command: also the words of other tools, and commands of its groups."""
+        if ctx.parent is not None:
+            return super().hint(ctx, word)
+        from nxpipe.pipeline.util.text import nearest
+
+        own, below = nearest(word, self.list_commands(ctx)), self._in_groups(ctx)
+        close = nearest(word, below)
+        meant = _OTHER_WORDS.get(word.lower()) or below.get(word) or own or (close and below[close])
+        return f"; did you mean 'nxpipe {meant}'?" if meant else ""
+
+    def _in_groups(self, ctx: click.Context) -> dict[str, str]:
+        """The commands of groups by their own names: `gc` is `store gc`."""
+        below: dict[str, str] = {}
+        for name in _GROUPS:
+            group = self.get_command(ctx, name)
+            if isinstance(group, click.Group):
+                below |= {each: f"{name} {each}" for each in group.list_commands(ctx) if each not in below}
+        return below
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self._homes)

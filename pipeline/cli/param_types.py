@@ -286,6 +286,38 @@ class Choice(click.Choice[str]):
         )
 
 
+class PriceRegion(click.ParamType[str]):
+    """An AWS region, for its prices. A region may have no price yet; a misspelt one would have none either."""
+
+    name = "REGION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        known = self._known()
+        if value not in known and value not in (regions := self._of_aws()):
+            hint = did_you_mean(str(value), known) or did_you_mean(str(value), regions)
+            remedy = hint or f"; prices are known of {', '.join(known)}"
+            self.fail(f"{value!r} is no AWS region{remedy}", param, ctx)
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(name) for name in self._known() if name.startswith(incomplete)]
+
+    def _known(self) -> list[str]:
+        from nxpipe.pipeline.config.prices import load_prices
+
+        return sorted({region for region, _, _ in load_prices().known if region})
+
+    def _of_aws(self) -> list[str]:
+        """The regions that the SDK knows, without a call."""
+        try:
+            from botocore.session import Session
+        except ImportError:
+            return []
+        return [*Session().get_available_regions("ec2")]
+
+
 TASKS: Final = {  # names of tasks in pipelines of transformers and in talk
     "sentiment-analysis": "text-classification",
     "classification": "text-classification",

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from nxpipe.pipeline.cli.main import Command, LazyGroup
 from nxpipe.pipeline.cli.options import config_option
-from nxpipe.pipeline.cli.param_types import Amount, Choice, Count, Share
+from nxpipe.pipeline.cli.param_types import Amount, Choice, Count, PriceRegion, Share
 from nxpipe.pipeline.config.prices import Purchase
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.console import Console
@@ -122,7 +122,7 @@ _BOUGHT: Final = (
         type=Choice([each.value for each in Purchase]),
         help="How instances may be bought; repeatable.  [default: on demand, or as EC2 sells the type]",
     ),
-    click.option("--region", metavar="REGION", help="Of the prices.  [default: [project] region of nxpipe.toml]"),
+    click.option("--region", type=PriceRegion(), help="Of the prices.  [default: [project] region of nxpipe.toml]"),
     click.option(
         "--runtime",
         "runtimes",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.param_types import Amount, Choice, Count, DurationType, Share
+from nxpipe.pipeline.cli.param_types import Amount, Choice, Count, DurationType, PriceRegion, Share
 from nxpipe.pipeline.config.prices import Purchase
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.console import Console
@@ -84,7 +84,7 @@ class _Tokens(click.ParamType[float]):
 @click.option(
     "--flash/--no-flash", default=None, help="Attention that keeps no matrix of scores.  [default: of --from, or yes]"
 )
-@click.option("--region", metavar="REGION", default="us-east-2", show_default=True, help="The region of the prices.")
+@click.option("--region", type=PriceRegion(), default="us-east-2", show_default=True, help="The region of the prices.")
 @click.option(
     "--purchase",
     "purchases",

@@ -79,5 +79,5 @@ def _select(store: "Store", names: tuple[str, ...]) -> "list[Published]":
     from nxpipe.artifact_store.names import choose
 
     published = store.list()
-    chosen = [choose(name, published, store.url) for name in names]
+    chosen = [choose(name, published, store.url, store.serving_channels) for name in names]
     return list({artifact.request_key: artifact for artifact in chosen}.values())
