@@ -40,7 +40,7 @@ def _candidates(published: "Sequence[Published]", served: Mapping[str, Sequence[
     newest = sorted(published, key=lambda artifact: artifact.record.published_at, reverse=True)
     for artifact in newest[:_MAX_CANDIDATES]:
         channels = served.get(artifact.manifest_digest, ())
-        where = f", on {' and '.join(channels)}" if channels else ""
+        where = f", on {', '.join(channels)}" if channels else ""
         day = artifact.record.published_at[:16].replace("T", " ")
         yield f"{artifact.name} for {artifact.record.target} ({day}{where})"
     if len(published) > _MAX_CANDIDATES:

@@ -128,7 +128,8 @@ class Store:
         from nxpipe.artifact_store.channel.generation import Generation, Head
 
         served: defaultdict[str, deque[str]] = defaultdict(deque)
-        for channel in sorted({path.split("/")[1] for path in self.backend.paths(CHANNELS) if path.count("/") > 1}):
+        names = {item.path.split("/")[1] for item in self.backend.walk(CHANNELS) if item.path.count("/") > 1}
+        for channel in sorted(names):
             with suppress(StoreError):
                 head = self.records.read(Head, head_path(channel))
                 newest = self.records.read(Generation, generation_path(channel, head.generation)) if head else None

@@ -58,6 +58,15 @@ def unknown_channel(store: "Store", name: str, config: "Config | None" = None) -
     return ChannelEmpty(f"there is no channel {name!r} in {store.url}{hint or remedy}")
 
 
+def new_channel_warning(store: "Store", config: "Config", name: str) -> str | None:
+    """The sentence about a channel that does not exist yet, and has nearly the name of one that does."""
+    known = channels(store.backend)
+    if name in known or name in declared_channels(config):
+        return None
+    hint = did_you_mean(name, known)
+    return f"channel {name} is new{hint}" if hint else None
+
+
 def declared_channels(config: "Config") -> set[str]:
     """Channels that nxpipe.toml names, with or without generations."""
     named = {channel for key in config.signing.trusted for channel in key.channels or ()}

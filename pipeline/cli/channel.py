@@ -120,7 +120,7 @@ _OPTIONS = (
     click.option(
         "--past-rollouts", is_flag=True, help="Allow a channel that rollouts manage: FLEET--blue or FLEET--green."
     ),
-    key_option,
+    key_option("the change of the channel, not the artifacts"),
     store_option,
     config_option,
 )
@@ -147,7 +147,7 @@ def record(
     console: Console, appended: "Appended", store: "Store", typed_key: str | None, rehearsals: list[str]
 ) -> None:
     """Print the channel's artifacts, whether they changed, the signatures, and which of its fleets are rehearsals."""
-    from nxpipe.pipeline.artifacts.channel_log import generation_data, served_lines
+    from nxpipe.pipeline.artifacts.channel_log import changes_data, generation_data, moved_lines, served_lines
 
     generation = appended.generation
     key_ids = [signature.key_id for signature in generation.signatures] if appended.changed else []
@@ -158,12 +158,18 @@ def record(
             "signed_with": key_ids,
             "unsigned_artifacts": unsigned,
             "rehearsals": rehearsals,
+            "from_generation": appended.before.generation if appended.before else None,
+            "changes": changes_data(appended.before.artifacts if appended.before else (), generation.artifacts)
+            if appended.changed
+            else [],
         }
         console.data({**document, **generation_data(generation)})
         return
     state = "changed" if appended.changed else "unchanged"
     console.say(f"Channel {generation.channel} {state}, generation {generation.generation}:")
     console.result(*served_lines(generation))
+    if appended.changed:
+        console.say(*moved_lines(appended.before, generation))
     for notice in rehearsals:
         console.say(f"  {notice}")
     if key_ids:

@@ -321,10 +321,21 @@ def _translate(error: Exception, console: Console) -> int:
         return row.number
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx else "nxpipe"
-        console.complain(" ".join(error.format_message().split()).rstrip("."), code=row, see=f"{where} -h")
+        message = " ".join(error.format_message().split()).rstrip(".")
+        console.complain(message + _option_hint(error), code=row, see=f"{where} -h")
     else:
         console.complain(*_lines(error), code=row)
     return row.number
+
+
+def _option_hint(error: click.UsageError) -> str:
+    """The option that shares a word with an unknown one, where none is spelt alike: --key, --public-key."""
+    if not isinstance(error, click.NoSuchOption) or error.possibilities or error.ctx is None:
+        return ""
+    wanted = set(error.option_name.strip("-").split("-"))
+    names = [name for param in error.ctx.command.params for name in param.opts if name.startswith("--")]
+    alike = [name for name in names if wanted & set(name.strip("-").split("-"))]
+    return f"; did you mean {' or '.join(map(repr, alike[:2]))}?" if alike else ""
 
 
 def _asks_for_json(arguments: Sequence[str]) -> bool:

@@ -56,7 +56,7 @@ def promote(
       nxpipe promote acme/rank@71f0aa --channel production --without-evidence device --reason "first promotion"
     """
     from nxpipe.artifact_store.channel import change
-    from nxpipe.pipeline.artifacts.channels import rehearsals_of
+    from nxpipe.pipeline.artifacts.channels import new_channel_warning, rehearsals_of
     from nxpipe.pipeline.artifacts.identity import current_identity
     from nxpipe.pipeline.artifacts.requirements import requirements, unserved_channel_warning
     from nxpipe.pipeline.config import load_config
@@ -65,7 +65,9 @@ def promote(
     require_unmanaged(channel, past_rollouts=past_rollouts)
     config, folder = load_config(config_path, os.environ, missing_ok=True), config_path.parent
     opened = open_uncached_store(store, config_path, console)
-    if sentence := unserved_channel_warning(config, channel):
+    if (sentence := unserved_channel_warning(config, channel)) or (
+        sentence := new_channel_warning(opened, config, channel)
+    ):
         console.say(f"Note: {sentence}")
     author = change.Author(actor or current_identity(), reason, author_signature(key, config, folder, channel, opened))
     waiver = change.EvidenceWaiver.of(without, reason)

@@ -61,7 +61,7 @@ _COLUMNS = ("program", "output", "cosine", "max rel", "p50", "p99", "clock")
     show_default=True,
     help="With --on batch: end the job if no instance runs it within this time.",
 )
-@key_option
+@key_option("the evidence")
 @store_option
 @config_option
 @click.pass_obj

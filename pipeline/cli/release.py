@@ -60,7 +60,7 @@ _LOCATION_OPTIONS: Final = (("store", "--store"), ("config_path", "--config"))
 @click.option("--reason", type=REASON, default="", help="The reason, for the channel's log.")
 @without_evidence_option
 @click.option("--actor", type=ACTOR, help="The identity in the channel's log.  [default: as for nxpipe promote]")
-@key_option
+@key_option("artifacts and promotions")
 @store_option
 @config_option
 @click.pass_context

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 @click.option("--reason", type=REASON, default="", help="The reason, for the records.")
 @without_evidence_option
 @click.option("--actor", type=ACTOR, help="The identity, for the records.  [default: as for nxpipe promote]")
-@key_option
+@key_option("the changes of channels, not artifacts")
 @store_option
 @config_option
 @click.pass_context

@@ -99,7 +99,7 @@ def export(console: Console, name: str, target: Path, store: str | None, config_
 @click.option(
     "--command", default="", metavar="TEXT", help="The server's command, for a folder that vLLM does not serve."
 )
-@click.option("--key", metavar="KEY", help="Sign the artifact of a folder with this key, file:PATH or kms:ARN.")
+@click.option("--key", metavar="KEY", help="Sign the artifact of a folder with this key: file:PATH or kms:ARN.")
 @store_option
 @config_option
 @click.pass_context

@@ -1,5 +1,6 @@
 """`nxpipe store gc`, `pin` and `unpin`: retention of artifacts."""
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,7 +109,8 @@ def gc(
     """Remove orphaned objects, and artifacts beyond the retention rules.
 
     An artifact is removed if any of the rules applies; without rules, only objects left by crashes and repairs are
-    removed. Artifacts stay if they are pinned, or if a channel served them in its last 90 days or 10 generations.
+    removed. Artifacts stay if they are pinned, or if a channel served them lately: in its last 90 days or 10
+    generations.
     Objects younger than a day stay. A removed artifact disappears at once; its bytes are freed a day later.
 
     \b
@@ -128,14 +130,30 @@ def gc(
         console.data(_as_json(planned, outcome))
     elif planned.steps:
         console.page(table(("action", "object", "size", "why"), [_step_row(step) for step in planned.steps]))
-    if outcome is None:
+    if not planned.steps:
+        console.say(f"Nothing to collect in {opened.url}{_kept(planned, ': ')}.")
+    elif outcome is None:
         freed = sum(step.listed.size for step in planned.steps if step.action != "retire")
-        console.say(f"{len(planned.steps)} steps would free {human_bytes(freed)} of {opened.url}; nothing was changed.")
+        console.say(
+            f"{len(planned.steps)} steps would free {human_bytes(freed)} of {opened.url}; nothing was changed"
+            f"{_kept(planned, '; ')}."
+        )
     else:
         console.say(
             f"{len(outcome.done)} steps freed {human_bytes(outcome.freed)} of {opened.url}; "
-            f"{len(outcome.spared)} objects stay, because another process used or changed them during the run."
+            f"{len(outcome.spared)} objects stay, because another process used or changed them during the run"
+            f"{_kept(planned, '; ')}."
         )
+
+
+def _kept(planned: "Plan", separator: str) -> str:
+    """How many artifacts stay, by reason, the most frequent first."""
+    if not planned.kept:
+        return ""
+    reasons = Counter(kept.reason for kept in planned.kept)
+    counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    noun = "artifact is" if len(planned.kept) == 1 else "artifacts are"
+    return f"{separator}{len(planned.kept)} {noun} kept ({counts})"
 
 
 def _step_row(step: "Step") -> tuple[str, ...]:
@@ -156,5 +174,10 @@ def _as_json(planned: "Plan", outcome: "Collected | None") -> dict[str, object]:
                 "spared": (step.action, step.listed.path) in spared,
             }
             for step in planned.steps
+        ],
+        "kept": [
+            {"artifact": kept.record.request_key, "model": kept.record.model_id, "target": kept.record.target}
+            | {"reason": kept.reason}
+            for kept in planned.kept
         ],
     }
