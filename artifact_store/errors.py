@@ -52,8 +52,9 @@ class Conflict(StoreError):
     def __init__(self, key: str, stored: str, offered: str, url: str, how: str = "") -> None:
         differing = f", which differs in {how}" if how else ""
         super().__init__(
-            f"non-reproducible output: {key} in {url} names {stored}, but this build made {offered}{differing}; "
-            "compare the two, and add the differing input to the key or make the step deterministic"
+            f"this build differs from the stored one of the same key: {key} in {url} names {stored}, but this build "
+            f"made {offered}{differing}; compare the two, and add the differing input to the key or make the step "
+            "deterministic"
         )
         self.stored = stored
         self.offered = offered

@@ -1,7 +1,7 @@
 """Artifact names as users type them, resolved to one artifact."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from nxpipe.artifact_store.errors import NotFound
@@ -19,16 +19,32 @@ def short_name(model_id: str, request_key: str) -> str:
     return f"{model_id}@{request_key[:SHOWN]}"
 
 
-def choose(name: str, published: "Sequence[Published]", url: str) -> "Published":
-    """The only artifact that matches `MODEL`, `MODEL@KEYPREFIX` or `KEYPREFIX`."""
+def choose(
+    name: str, published: "Sequence[Published]", url: str, channels_of: Callable[[], Mapping[str, Sequence[str]]] = dict
+) -> "Published":
+    """The only artifact that matches `MODEL`, `MODEL@KEYPREFIX` or `KEYPREFIX`. `channels_of` returns the channels that
+    serve an artifact, by its manifest's digest, for the error message of an ambiguous name."""
     matches = _matches(name, published)
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise NotFound(f"{name!r} matches {len(matches)} artifacts in {url}: {_summary(matches)}; name one of them")
+        listing = "; ".join(_candidates(matches, channels_of()))
+        raise NotFound(f"{name!r} matches {len(matches)} artifacts in {url}: {listing}; name one of them")
     if not published:
         raise NotFound(f"there is no artifact {name!r} in {url}, which is empty; publish one, or use another store")
     raise NotFound(f"there is no artifact {name!r} in {url}; {_nearest(name, published)}")
+
+
+def _candidates(published: "Sequence[Published]", served: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """What tells the artifacts of one name apart: the newest first."""
+    newest = sorted(published, key=lambda artifact: artifact.record.published_at, reverse=True)
+    for artifact in newest[:_MAX_CANDIDATES]:
+        channels = served.get(artifact.manifest_digest, ())
+        where = f", on {', '.join(channels)}" if channels else ""
+        day = artifact.record.published_at[:16].replace("T", " ")
+        yield f"{artifact.name} for {artifact.record.target} ({day}{where})"
+    if len(published) > _MAX_CANDIDATES:
+        yield f"and {len(published) - _MAX_CANDIDATES} more"
 
 
 def _matches(name: str, published: "Sequence[Published]") -> "list[Published]":
@@ -51,7 +67,7 @@ def _nearest(name: str, published: "Sequence[Published]") -> str:
     model = name.rpartition("@")[0] or name
     close = difflib.get_close_matches(model, models, n=_MAX_CANDIDATES, cutoff=0.6)
     if close:
-        return f"the nearest are {_summary([artifact for artifact in published if artifact.model_id in close])}"
+        return f"did you mean {_summary([artifact for artifact in published if artifact.model_id in close])}?"
     return f"it holds {_summary(published)}; give MODEL, MODEL@KEY or at least {_MIN_PREFIX} hex digits of a key"
 
 

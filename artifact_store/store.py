@@ -1,6 +1,8 @@
 """Store: reads and the publish protocol of docs/reference/store-format.md (blobs, manifest, action record)."""
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from nxpipe.artifact_store.backends.protocol import Backend, Payload
@@ -14,10 +16,20 @@ from nxpipe.artifact_store.errors import (
     InvalidDocument,
     NotFound,
     OutputLost,
+    StoreError,
 )
 from nxpipe.artifact_store.evidence import Evidence
 from nxpipe.artifact_store.index.segments import Report, all_records, ignore_report
-from nxpipe.artifact_store.layout import action_path, blob_path, evidence_folder, is_key, listing_path
+from nxpipe.artifact_store.layout import (
+    CHANNELS,
+    action_path,
+    blob_path,
+    evidence_folder,
+    generation_path,
+    head_path,
+    is_key,
+    listing_path,
+)
 from nxpipe.artifact_store.manifest import MAX_KEY_INPUTS_BYTES, MAX_MANIFEST_BYTES, Manifest
 from nxpipe.artifact_store.names import choose
 from nxpipe.artifact_store.records import ActionRecord, Published, Records
@@ -103,12 +115,27 @@ class Store:
 
     def resolve(self, name: str) -> Published:
         """The only artifact that matches `MODEL`, `MODEL@KEYPREFIX` or `KEYPREFIX` (6 hex digits or more)."""
-        match = choose(name, self.list(), self.url)
+        match = choose(name, self.list(), self.url, self.serving_channels)
         # The index finds the artifact; the record decides, since the index may be stale.
         published = self.find(match.request_key)
         if published is None:
             raise NotFound(f"{name!r} was removed from {self.url} a moment ago; list the artifacts and name another")
         return published
+
+    def serving_channels(self) -> Mapping[str, Sequence[str]]:
+        """The channels whose newest generation serves an artifact, by its manifest's digest. Logs that cannot be read
+        are left out: this is for listings, and decides nothing."""
+        from nxpipe.artifact_store.channel.generation import Generation, Head
+
+        served: defaultdict[str, deque[str]] = defaultdict(deque)
+        names = {item.path.split("/")[1] for item in self.backend.walk(CHANNELS) if item.path.count("/") > 1}
+        for channel in sorted(names):
+            with suppress(StoreError):
+                head = self.records.read(Head, head_path(channel))
+                newest = self.records.read(Generation, generation_path(channel, head.generation)) if head else None
+                for artifact in newest.artifacts if newest else ():
+                    served[artifact.manifest.sha256].append(channel)
+        return served
 
     def manifest(self, blob: Blob) -> Manifest:
         """The manifest that a record or a channel names, verified. Any other blob raises InvalidDocument."""

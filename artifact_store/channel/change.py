@@ -271,7 +271,11 @@ def _previous_state(log: ChannelLog, tip: Generation, url: str) -> Generation:
 def _require_tip(tip: Generation | None, expected: int | None, channel: str) -> None:
     current = tip.generation if tip else 0
     if expected is not None and current != expected:
-        raise Refused(f"channel {channel} is at generation {current}, not {expected}; review it, then run again")
+        by = f" ({tip.actor}, {tip.reason!r}, {tip.at[:16]})" if tip else ""
+        raise Refused(
+            f"channel {channel} has moved: it is at generation {current}, not {expected}{by}; see: nxpipe channel log "
+            f"{channel}"
+        )
 
 
 def _check_artifact(store: Store, artifact: Published, channel: str, requirements: Requirements) -> None:

@@ -25,10 +25,11 @@ CLOCKS_DIFFER: Final = 900.0  # seconds; permitted difference between the clocks
 
 @dataclass(frozen=True)
 class Appended:
-    """The last generation of the log, and whether this call appended it."""
+    """The last generation of the log, and whether and after which one this call appended it."""
 
     generation: Generation
     changed: bool
+    before: Generation | None = None  # the one that it follows, if this call appended it
 
 
 class ChannelLog:
@@ -112,7 +113,7 @@ class ChannelLog:
                 return Appended(tip, changed=False)
             if self._records.create_or_read(generation).write_id == generation.write_id:
                 self._records.replace(Head(channel=self.channel, generation=generation.generation))
-                return Appended(generation, changed=True)
+                return Appended(generation, changed=True, before=tip)
         raise StoreUnavailable(
             f"{_ATTEMPTS} other writes to channel {self.channel} of {self._backend.url} came first; a retry is safe"
         )

@@ -15,7 +15,7 @@ from nxpipe.artifact_store.channel.generation import Head
 from nxpipe.artifact_store.channel.log import ChannelLog, channels_among
 from nxpipe.artifact_store.documents import Blob, as_time
 from nxpipe.artifact_store.errors import Corrupt, NotFound, Refused, StoreUnavailable
-from nxpipe.artifact_store.layout import ACTIONS, blob_path, head_path, log_folder, retired_path
+from nxpipe.artifact_store.layout import ACTIONS, PINS, blob_path, head_path, log_folder, retired_path
 from nxpipe.artifact_store.maintenance.reachability import (
     DAY,
     Collectable,
@@ -213,9 +213,23 @@ class Rules:
     history: History = field(default_factory=History)
 
 
+@dataclass(frozen=True)
+class Kept:
+    """An artifact that a collection keeps, and why."""
+
+    record: ActionRecord
+    reason: str
+
+
 def records_to_retire(store: Store, roots: Roots, rules: Rules, now: float) -> list[tuple[ListedRecord, str]]:
     """Action records to retire, each with its reason, oldest first."""
-    protected = {root.manifest.sha256 for root in roots.held}
+    return [(entry, reason) for entry, reason, kept in _decisions(store, roots, rules, now) if kept is None]
+
+
+def _decisions(store: Store, roots: Roots, rules: Rules, now: float) -> Iterator[tuple[ListedRecord, str, str | None]]:
+    """Every action record, oldest first: the rule that retires it, if any does, and the reason why it stays, if it
+    does."""
+    holders = _holders(roots)
     newest_first = sorted(roots.actions, key=_age, reverse=True)
     reasons = dict(_by_rank_and_age(newest_first, rules, now))
     if rules.budget is not None:
@@ -224,13 +238,31 @@ def records_to_retire(store: Store, roots: Roots, rules: Rules, now: float) -> l
             entry.listed.path: f"beyond a budget of {rules.budget} bytes"
             for entry in _over_budget(store, roots, kept, rules.budget)
         }
-    return [
-        (entry, reasons[entry.listed.path])
-        for entry in reversed(newest_first)
-        if entry.listed.path in reasons
-        and entry.record.manifest.sha256 not in protected
-        and not is_young(store, entry.listed, now)
-    ]
+    for entry in reversed(newest_first):
+        reason = reasons.get(entry.listed.path, "")
+        held = holders.get(entry.record.manifest.sha256)
+        if held is None and is_young(store, entry.listed, now):
+            held = f"younger than {store.grace / 3600:g} h"
+        yield entry, reason, held or (None if reason else _within(rules))
+
+
+def _holders(roots: Roots) -> dict[str, str]:
+    """The pin or the channel that holds a manifest, by its digest. A pin is the last word."""
+    channels_first = sorted(roots.held, key=lambda root: root.path.startswith(PINS))
+    return {root.manifest.sha256: _holder(root.path) for root in channels_first}
+
+
+def _holder(path: str) -> str:
+    name = path.split("/")[1]
+    return f"pinned by {name}" if path.startswith(PINS) else f"served by {name} lately"
+
+
+def _within(rules: Rules) -> str:
+    """Why an artifact stays that no rule retires."""
+    limits = [f"among the newest {rules.keep}"] if rules.keep is not None else []
+    limits += [f"not older than {rules.max_age / DAY:g} days"] if rules.max_age is not None else []
+    limits += ["within the budget"] if rules.budget is not None else []
+    return " and ".join(limits) or "no retention rule"
 
 
 def _age(entry: ListedRecord) -> tuple[float, str, str]:
@@ -295,6 +327,7 @@ class Plan:
     rules: Rules
     now: float
     steps: tuple[Step, ...]
+    kept: tuple[Kept, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -351,6 +384,7 @@ def plan(store: Store, rules: Rules, now: float) -> Plan:
             *_sweep(store, listed, reach, now),
             *(Step("clean up", item, "an interrupted write") for item in abandoned),
         ),
+        tuple(Kept(entry.record, why) for entry, _, why in _decisions(store, roots, rules, now) if why is not None),
     )
 
 

@@ -26,7 +26,15 @@ _STATEFUL = "a model cannot keep state between calls; make the state an input an
 _UNSUPPORTED_RESULT = "the compiler does not compute this result of the operator; use only the first result"
 _SIZE_DEPENDS_ON_DATA = "the size of its result depends on data; use torch.where, or pad to a fixed size"
 _VALUE_ESCAPES = "a tensor's value becomes a Python number, which a compiled program cannot do; keep it a tensor"
-_NO_TYPE = "the hardware has no such element type; use float32, bfloat16, float16, an integer or a boolean"
+_TYPES = "use float32, bfloat16, float16, an integer or a boolean"
+_NOT_INLINED = "the body under this context is not compiled; call the module without the context"
+_TORCH_NAMES = {"cond": "torch.cond", "while_loop": "torch.while_loop", "map_impl": "map", "scan": "scan"}
+_CONTROL_FLOW = {
+    "cond": "compute both branches and select with torch.where",
+    "while_loop": "a program has a fixed number of steps; unroll the loop, or run it outside of the model",
+    "map_impl": "unroll the loop, or write it as one operator over a batch",
+    "scan": "unroll the loop, or write it as one operator over a batch",
+}
 # Types that only constants computed at compile time may have.
 _HOST_TYPES = (torch.float64, torch.complex128)
 
@@ -121,7 +129,7 @@ class _Importer:
         try:
             type_ = tensor_type(node.meta["val"])
         except ValueError:
-            self._problem(node.name, Origin(spec.target or node.name), _NO_TYPE)
+            self._problem(node.name, Origin(spec.target or node.name), _no_type(node.meta["val"]))
             return _POISON
         if kind == "USER_INPUT":
             return self._builder.input(node.name, type_)
@@ -193,7 +201,7 @@ class _Importer:
         name = node.target.__name__
         inlined = name == "wrap_with_set_grad_enabled" or (name == "wrap_with_autocast" and args[2] is False)
         if not inlined or len(bodies) != 1:
-            self._problem(name, origin_of(node.meta), "a body under this context or control flow is not compiled")
+            self._problem(_TORCH_NAMES.get(name, name), origin_of(node.meta), _CONTROL_FLOW.get(name, _NOT_INLINED))
             return _POISON
         return self._run(args[bodies[0]], list(args[bodies[0] + 1 :]))
 
@@ -259,6 +267,19 @@ def _with_declared_parts(site: Site, imported: Any, result: Any) -> Any:
     return imported.real if isinstance(imported, Complex) and not result.is_complex() else imported
 
 
+def _no_type(*tensors: Any) -> str:
+    names = sorted({str(each.dtype).removeprefix("torch.") for each in tensors if not _is_supported(each)})
+    return f"the hardware has no such element type ({', '.join(names)}); {_TYPES}"
+
+
+def _is_supported(tensor: Any) -> bool:
+    try:
+        tensor_type(tensor)
+    except ValueError:
+        return tensor.dtype is torch.complex64
+    return True
+
+
 def _result_types(result: Any) -> tuple[TensorType, ...]:
     parts = result if isinstance(result, tuple | list) else (result,)
     if not all(isinstance(part, torch.Tensor) for part in parts):
@@ -268,7 +289,7 @@ def _result_types(result: Any) -> tuple[TensorType, ...]:
     try:
         return tuple(tensor_type(part.real if part.dtype is torch.complex64 else part) for part in parts)
     except ValueError:
-        raise NotExpressible(_NO_TYPE) from None
+        raise NotExpressible(_no_type(*parts)) from None
 
 
 def _with_declared_type(site: Site, value: Any, expected: TensorType) -> Any:

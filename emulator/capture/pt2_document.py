@@ -39,6 +39,10 @@ class _Violation(Exception):
     """A violation in a document; the message follows the file's name."""
 
 
+class _DynamicSize(_Violation):
+    """A size that is an expression: of an input, or of data."""
+
+
 def program_of(content: Any, file: str) -> Any:
     """The validated program of a JSON document, as a record of torch's schema."""
     return _read(schema.ExportedProgram, content, file, "a program")
@@ -59,6 +63,8 @@ def payload_of(content: Any, file: str) -> Any:
 def _read(kind: type, content: Any, file: str, what: str) -> Any:
     try:
         return _reader(kind)(content)
+    except _DynamicSize as fault:
+        raise CaptureError(f"{file} {_data_dependent(content) or fault}") from None
     except _Violation as fault:
         raise CaptureError(f"{file} {fault}") from None
     except RecursionError:
@@ -349,7 +355,34 @@ _CHECKS: Final[dict[type, Callable[[Any], None]]] = {
 }
 _SCALARS: Final[dict[Any, _Reader]] = {int: _integer, float: _float, bool: _boolean, str: _string}
 
-_DYNAMIC: Final = _refused("has dynamic sizes; export it again without dynamic_shapes")
+
+def _dynamic(_: Any) -> Any:
+    raise _DynamicSize("has dynamic sizes; export it again without dynamic_shapes")
+
+
+def _data_dependent(content: Any) -> str | None:
+    """The first operator whose result has a size that depends on data, in a document that is not validated: any part of
+    it may be missing. torch.export names such sizes u0, u1, ..., and those of dynamic inputs s0, s1, ..."""
+    try:
+        graph = content["graph_module"]["graph"]
+        sizes = {name: str(meta["sizes"]) for name, meta in graph["tensor_values"].items()}
+        for node in graph["nodes"]:
+            results = [output["as_tensor"]["name"] for output in node["outputs"] if "as_tensor" in output]
+            if any(_UNBACKED.search(sizes[name]) for name in results):
+                line = _TRACE.findall(_metadata(node["metadata"]).get("stack_trace", ""))
+                where = f" at {line[-1][0].rpartition('/')[2]}:{line[-1][1]}" if line else ""
+                operator = _free_name(node["target"]).removeprefix("torch.ops.").removesuffix(".default")
+                return (
+                    f"has a data-dependent size: the result of {operator}{where}; use a mask of fixed size, as with "
+                    "torch.where"
+                )
+    except (KeyError, TypeError, AttributeError, _Violation):
+        return None
+    return None
+
+
+_UNBACKED: Final = re.compile(r"\bu[0-9]")
+_DYNAMIC: Final = _dynamic
 _OBJECT: Final = _refused("has objects of Python classes, which could run any code; pass tensors instead")
 
 

@@ -6,6 +6,7 @@ not documented. Two inconsistencies are kept as printed: the HBM rate of inf2 an
 GiB/s on another, and the NeuronLink column of trn1 has no unit.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -105,10 +106,13 @@ class UnknownInstance(LookupError):
         self.nearest = nearest
         if name in _NAMED_ONLY:
             problem = f"the Neuron documentation names the instance {name} but publishes none of its figures"
+        elif _is_generation(name):
+            problem = f"{name!r} is a chip generation"
+        elif _GPU.match(name):
+            problem = f"{name!r} is no Neuron instance"
         else:
             problem = f"unknown Neuron instance {name!r}"
-        remedy = f"the nearest names are {', '.join(nearest)}" if nearest else f"known are {', '.join(INSTANCES)}"
-        super().__init__(f"{problem}; {remedy}")
+        super().__init__(f"{problem}; {_remedy(name, nearest)}")
 
 
 def instance(name: str) -> Instance:
@@ -120,9 +124,32 @@ def instance(name: str) -> Instance:
 
 
 def _nearest(name: str) -> tuple[str, ...]:
+    """The names that were probably meant: the instances of a generation, else the most similar names."""
     from difflib import get_close_matches  # imported only for an error
 
-    return tuple(get_close_matches(name.strip().lower(), INSTANCES, n=3, cutoff=0.6))
+    wanted = name.strip().lower()
+    wanted = _CHIPS.get(wanted, wanted)
+    if _GPU.match(wanted):
+        return ()
+    begun = tuple(known for known in INSTANCES if known.startswith(wanted)) if len(wanted) > 3 else ()
+    return begun or tuple(get_close_matches(wanted, INSTANCES, n=3, cutoff=0.6))
+
+
+def _is_generation(name: str) -> bool:
+    wanted = name.strip().lower()
+    return wanted in _CHIPS or wanted in {known.family for known in INSTANCES.values()} | set(_CHIPS.values())
+
+
+def _remedy(name: str, nearest: tuple[str, ...]) -> str:
+    if not nearest:
+        return f"known are {', '.join(INSTANCES)}"
+    if _is_generation(name):
+        return f"choose {' or '.join(nearest)}"
+    return f"did you mean {' or '.join(nearest)}?"
+
+
+_CHIPS = {"inferentia2": "inf2", "trainium": "trn1", "trainium1": "trn1", "trainium2": "trn2", "trainium3": "trn3"}
+_GPU = re.compile(r"(g[0-9]|p[0-9]|inf1)[a-z]*(\.|$)")
 
 
 # Names in AWS's manifests and headers without any published figure, not even the number of chips.

@@ -63,6 +63,8 @@ def require_inputs(graph: Graph, given: Mapping[str, Array], states: Mapping[str
 def _require_type(name: str, expected: TensorType, array: Array) -> None:
     declared = expected.dtype
     if array.shape != expected.shape or _kind(array) != _kind(np.empty(0, declared.held)):
+        if reason := _other_size(name, array.shape, expected.shape):
+            raise InputsInvalid(reason)
         actual, required = _type_text(array.dtype, array.shape), _type_text(declared, expected.shape)
         raise InputsInvalid(f"input {name!r} is {actual}, but the program takes {required}; pass that type and shape")
     if not array.size or declared is DType.BOOL:
@@ -82,6 +84,29 @@ def _require_type(name: str, expected: TensorType, array: Array) -> None:
             raise InputsInvalid(
                 f"input {name!r} holds {worst}, and {declared.value} is from {limits.min} to {limits.max}"
             )
+
+
+_BATCHED: Final = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids", "pixel_values")
+_OF_TEXT: Final = _BATCHED[:-1]
+
+
+def _other_size(name: str, actual: tuple[int, ...], required: tuple[int, ...]) -> str | None:
+    """The sentence about an input that has another batch or length than the program was compiled for."""
+    if name not in _BATCHED or len(actual) != len(required):
+        return None
+    different = [axis for axis, sizes in enumerate(zip(actual, required, strict=True)) if sizes[0] != sizes[1]]
+    if different == [0]:
+        rows = f"{required[0]} row{'' if required[0] == 1 else 's'}"
+        return (
+            f"input {name!r} has batch {actual[0]}, and this program was compiled for batch {required[0]}; build with "
+            f"--batches {actual[0]}, or pass {rows}"
+        )
+    if different == [1] and name in _OF_TEXT:
+        return (
+            f"input {name!r} has {actual[1]:,} tokens, and this program was compiled for a bucket of {required[1]:,}; "
+            f"pad it to {required[1]}, or build with --buckets {actual[1]}"
+        )
+    return None
 
 
 def _require_range(name: str, array: Array, graph: Graph) -> None:

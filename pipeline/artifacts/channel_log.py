@@ -106,10 +106,7 @@ def served_lines(generation: Generation) -> list[str]:
 
 
 def channel_log_data(entry: ChannelEntry) -> dict[str, object]:
-    changes = [
-        {"model_id": model, "target": target, "from": old and old.request_key, "to": new and new.request_key}
-        for model, target, old, new in _changes(entry)
-    ]
+    changes = changes_data(entry.before, entry.generation.artifacts)
     log_fields = {"changes": changes, "signed_by": entry.signed_by, "fault": entry.fault}
     return generation_data(entry.generation) | log_fields
 
@@ -156,9 +153,32 @@ def channel_state_text(entry: ChannelEntry, signers: Mapping[Served, Sequence[st
     return "\n".join(lines)
 
 
+def moved_lines(before: Generation | None, after: Generation) -> list[str]:
+    """What a change replaced: from which generation to which, and from which artifact to which."""
+    changes = _changed(before.artifacts if before else (), after.artifacts)
+    restored = f", which restores generation {after.restores}" if after.restores else ""
+    begin = f"from generation {before.generation} " if before else ""
+    return [f"  {begin}to generation {after.generation}{restored}"] + [
+        f"  {model} for {target}: {_key(old)} -> {_key(new)}" for model, target, old, new in changes
+    ]
+
+
+def changes_data(before: Sequence[Served], after: Sequence[Served]) -> list[dict[str, object]]:
+    return [
+        {"model_id": model, "target": target, "from": old and old.request_key, "to": new and new.request_key}
+        for model, target, old, new in _changed(before, after)
+    ]
+
+
 def _changes(entry: ChannelEntry) -> "Iterator[tuple[str, str, Served | None, Served | None]]":
+    return _changed(entry.before, entry.generation.artifacts)
+
+
+def _changed(
+    before: Sequence[Served], after: Sequence[Served]
+) -> "Iterator[tuple[str, str, Served | None, Served | None]]":
     """Changed slots: model, target, previous and new artifact."""
-    old, new = ({artifact.slot: artifact for artifact in state} for state in (entry.before, entry.generation.artifacts))
+    old, new = ({artifact.slot: artifact for artifact in state} for state in (before, after))
     for slot in sorted(old.keys() | new.keys()):
         if old.get(slot) != new.get(slot):
             yield *slot, old.get(slot), new.get(slot)

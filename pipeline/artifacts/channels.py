@@ -48,12 +48,23 @@ def environment_of(group: str | None, project: str, fleet: str) -> str | None:
     return next((environment for environment in ENVIRONMENTS if group == f"{project}-{fleet}-{environment}"), None)
 
 
-def unknown_channel(store: "Store", name: str) -> ChannelEmpty:
-    """The error for reading a channel without generations: most likely its name is misspelt."""
-
+def unknown_channel(store: "Store", name: str, config: "Config | None" = None) -> ChannelEmpty:
+    """The error for reading a channel without generations: most likely its name is misspelt. A name may be meant that
+    only nxpipe.toml has."""
     known = channels(store.backend)
     remedy = f"; it has {', '.join(known)}" if known else ", which has none yet; create one with nxpipe promote"
-    return ChannelEmpty(f"there is no channel {name!r} in {store.url}{did_you_mean(name, known) or remedy}")
+    declared = declared_channels(config) if config else set()
+    hint = "" if name in declared else did_you_mean(name, sorted({*known, *declared}))
+    return ChannelEmpty(f"there is no channel {name!r} in {store.url}{hint or remedy}")
+
+
+def new_channel_warning(store: "Store", config: "Config", name: str) -> str | None:
+    """The sentence about a channel that does not exist yet, and has nearly the name of one that does."""
+    known = channels(store.backend)
+    if name in known or name in declared_channels(config):
+        return None
+    hint = did_you_mean(name, known)
+    return f"channel {name} is new{hint}" if hint else None
 
 
 def declared_channels(config: "Config") -> set[str]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
     from nxpipe.artifact_store.fetch.selection import Selection
     from nxpipe.artifact_store.manifest import Manifest
+    from nxpipe.pipeline.config import Config
 
 _KEY: Final = re.compile("[0-9a-f]{6,64}")
 
@@ -59,7 +60,7 @@ def find_match(word: str, store: "Store", config_path: Path) -> Match:
         return Match(word, True, _served(word, store, config_path))
     if is_artifact(word):
         return Match(word, False, (artifact(word, store),))
-    raise unknown_channel(store, word)
+    raise unknown_channel(store, word, _config(config_path))
 
 
 def served_by(
@@ -82,7 +83,17 @@ def served_by(
     try:
         return by_channel(store, channel, model, target, trust, index)
     except ChannelEmpty as empty:
-        raise unknown_channel(store, channel) from empty
+        raise unknown_channel(store, channel, config) from empty
+
+
+def _config(path: Path) -> "Config | None":
+    """The configuration, for a suggestion; None if it is invalid, which is not what the command was asked."""
+    from nxpipe.pipeline.config import ConfigInvalid, load_config
+
+    try:
+        return load_config(path, os.environ, missing_ok=True)
+    except ConfigInvalid:
+        return None
 
 
 def empty_channel(channel: str) -> Match:

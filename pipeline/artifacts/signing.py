@@ -157,6 +157,15 @@ def known_keys(config: "Config", folder: Path) -> "list[PublicKey]":
     return [named_public_key(public_file)] if public_file else []
 
 
+def public_key_of(typed: str) -> "PublicKey":
+    """The public key `file:PATH` or `kms:ARN`; a path alone is one of a file."""
+    from nxpipe.artifact_store.trust.signers import open_signer
+
+    if typed.startswith("kms:"):
+        return open_signer(typed, Path()).public
+    return named_public_key(expanded(typed.removeprefix("file:")))
+
+
 def named_public_key(path: Path) -> "PublicKey":
     from nxpipe.artifact_store.trust.keys import PublicKey
 

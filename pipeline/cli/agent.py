@@ -16,6 +16,7 @@ from nxpipe.pipeline.cli.options import (
     require_device_for_limit,
     store_option,
 )
+from nxpipe.pipeline.cli.param_types import Count
 from nxpipe.pipeline.config.root import serving_fleet
 from nxpipe.pipeline.util.console import Console
 
@@ -162,7 +163,7 @@ def run(
 @click.option("--channel", metavar="NAME", help="Only evidence counts that has signatures which this channel trusts.")
 @click.option(
     "--cores",
-    type=click.IntRange(1, 4096),
+    type=Count(1, 4096),
     default=1,
     show_default=True,
     metavar="N",
@@ -235,7 +236,7 @@ def warm(
 )
 @click.option(
     "--period",
-    type=click.IntRange(1, 60),
+    type=Count(1, 60),
     default=30,
     show_default=True,
     metavar="SECONDS",

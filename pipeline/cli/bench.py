@@ -20,7 +20,7 @@ from nxpipe.pipeline.cli.options import (
     require_device_for_limit,
     store_option,
 )
-from nxpipe.pipeline.cli.param_types import Percentage
+from nxpipe.pipeline.cli.param_types import Share
 from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config import load_config
@@ -35,7 +35,7 @@ from nxpipe.pipeline.predict.constants import (
 )
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.exit_codes import REGRESSION
-from nxpipe.pipeline.util.text import style, table
+from nxpipe.pipeline.util.text import did_you_mean, style, table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
@@ -60,7 +60,7 @@ _MEASURED: Final = ("p50", "p99", "p50/predicted", "clock", "p50 before")
 @click.option("--allow-empty", is_flag=True, help="Accept a channel of --against that has no generation yet.")
 @click.option(
     "--threshold",
-    type=Percentage(),
+    type=Share(100.0),
     default="5%",
     show_default=True,
     help="The largest predicted slowdown against the baseline.",
@@ -125,7 +125,7 @@ def bench(
     opened = (open_uncached_store if device else open_configured_store)(store, config_path, console)
     artifacts = list(_artifacts(models, opened, config_path))
     calibrated = _calibration(calibration_path, artifacts, opened, console)
-    baseline = _baseline(against, opened, config_path, allow_empty) if against is not None else None
+    baseline = _baseline(against, opened, config_path, allow_empty, console) if against is not None else None
     new = (
         {artifact.digest: _measure(artifact, opened, device, limit, console) for artifact in artifacts}
         if device
@@ -170,7 +170,7 @@ def bench(
         _note_unserved(console, artifacts, baseline)
     slower = [line for line in lines if line.is_regression(threshold)]
     if slower:
-        console.complain(_sentence(slower, threshold))
+        console.complain(_sentence(slower, threshold), code=REGRESSION)
         ctx.exit(REGRESSION.number)
 
 
@@ -182,17 +182,22 @@ def _measure(artifact: "Manifest", store: "Store", device: str, limit: float, co
     return measure(artifact, store, ProveOptions(device, limit=limit), console.step, partial(watching, console))
 
 
-def _baseline(name: str, store: "Store", config_path: Path, allow_empty: bool) -> "Match":
+def _baseline(name: str, store: "Store", config_path: Path, allow_empty: bool, console: Console) -> "Match":
     """The baseline. An empty channel must be declared: a comparison with a misspelt channel would never fail."""
+    from nxpipe.artifact_store.channel.log import channels
     from nxpipe.pipeline.artifacts.channels import declared_channels
     from nxpipe.pipeline.artifacts.lookup import empty_channel, find_match
 
     try:
         return find_match(name, store, config_path)
     except ChannelEmpty:
-        if allow_empty or name in declared_channels(load_config(config_path, os.environ, missing_ok=True)):
+        if name in declared_channels(load_config(config_path, os.environ, missing_ok=True)):
             return empty_channel(name)
-        raise
+        if not allow_empty:
+            raise
+        if similar := did_you_mean(name, channels(store.backend)):
+            console.say(f"Warning: {name} has no generation, so nothing is compared{similar}")
+        return empty_channel(name)
 
 
 def _artifacts(names: Sequence[str], store: "Store", config_path: Path) -> "Iterator[Manifest]":

@@ -12,7 +12,7 @@ from nxpipe.pipeline.build.jobs import BuildOptions
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import ModelOptions, executor_options, model_options
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.param_types import Numbers, TargetList
+from nxpipe.pipeline.cli.param_types import Choice, Numbers, TargetList
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.config.sections import Backend, Build
 from nxpipe.pipeline.util.console import Console
@@ -44,7 +44,7 @@ class _Build(Command):
 @executor_options
 @click.option(
     "--backend",
-    type=click.Choice(get_args(Backend)),
+    type=Choice(get_args(Backend)),
     help=f"{Build.model_fields['backend'].description}  [default: [build] backend of nxpipe.toml, else emulator]",
 )
 @click.option("--no-verify", is_flag=True, help="Publish without comparing the emulated outputs with PyTorch's.")

@@ -9,6 +9,7 @@ import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.cli.param_types import Choice
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import MissingSoftware
 from nxpipe.pipeline.util.text import table
@@ -33,7 +34,7 @@ _DIGITS: Final = 12  # of a digest
     help="Fit the constants of predictions of AWS's compiler to this table of measurements; repeatable.",
 )
 @click.option("--instance-type", metavar="TYPE", help="Only measurements on this instance type.")
-@click.option("--clock", type=click.Choice(["device", "host"]), help="Only measurements by this clock.")
+@click.option("--clock", type=Choice(["device", "host"]), help="Only measurements by this clock.")
 @click.option("--rehearsal", is_flag=True, help="Accept evidence of a stand-in, and mark the result.")
 @click.option(
     "-o",

@@ -10,6 +10,7 @@ from nxpipe.pipeline.artifacts.channels import fleet_of_channel
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.main import Command, Group
 from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, key_option, store_option
+from nxpipe.pipeline.cli.param_types import Count
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
@@ -34,9 +35,7 @@ def channel() -> None:
 
 @channel.command(cls=Command)
 @click.argument("name", required=False)
-@click.option(
-    "--last", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="The number of generations."
-)
+@click.option("--last", type=Count(1), default=20, show_default=True, metavar="N", help="The number of generations.")
 @store_option
 @config_option
 @click.pass_obj
@@ -121,7 +120,7 @@ _OPTIONS = (
     click.option(
         "--past-rollouts", is_flag=True, help="Allow a channel that rollouts manage: FLEET--blue or FLEET--green."
     ),
-    key_option,
+    key_option("the change of the channel, not the artifacts"),
     store_option,
     config_option,
 )
@@ -148,7 +147,7 @@ def record(
     console: Console, appended: "Appended", store: "Store", typed_key: str | None, rehearsals: list[str]
 ) -> None:
     """Print the channel's artifacts, whether they changed, the signatures, and which of its fleets are rehearsals."""
-    from nxpipe.pipeline.artifacts.channel_log import generation_data, served_lines
+    from nxpipe.pipeline.artifacts.channel_log import changes_data, generation_data, moved_lines, served_lines
 
     generation = appended.generation
     key_ids = [signature.key_id for signature in generation.signatures] if appended.changed else []
@@ -159,12 +158,18 @@ def record(
             "signed_with": key_ids,
             "unsigned_artifacts": unsigned,
             "rehearsals": rehearsals,
+            "from_generation": appended.before.generation if appended.before else None,
+            "changes": changes_data(appended.before.artifacts if appended.before else (), generation.artifacts)
+            if appended.changed
+            else [],
         }
         console.data({**document, **generation_data(generation)})
         return
     state = "changed" if appended.changed else "unchanged"
     console.say(f"Channel {generation.channel} {state}, generation {generation.generation}:")
     console.result(*served_lines(generation))
+    if appended.changed:
+        console.say(*moved_lines(appended.before, generation))
     for notice in rehearsals:
         console.say(f"  {notice}")
     if key_ids:

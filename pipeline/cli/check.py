@@ -9,7 +9,7 @@ import click
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import ModelOptions, model_options
 from nxpipe.pipeline.cli.options import config_option
-from nxpipe.pipeline.cli.param_types import Bytes, Seconds, Targets
+from nxpipe.pipeline.cli.param_types import Bytes, DurationType, Targets
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.console import Console
@@ -23,7 +23,7 @@ from nxpipe.pipeline.util.console import Console
     metavar="FILE",
     help="Also write the findings to FILE as SARIF 2.1.0, for annotations in a pull request.",
 )
-@click.option("--timeout", type=Seconds(), default="2h", show_default=True, help="The time limit per model.")
+@click.option("--timeout", type=DurationType(), default="2h", show_default=True, help="The time limit per model.")
 @click.option("--memory-limit", type=Bytes(), help="The memory limit per model.  [default: the machine's memory]")
 @config_option
 @click.pass_context

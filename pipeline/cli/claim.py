@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.param_types import Amount, Count, PriceRegion
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.text import shown, style
 
@@ -21,16 +22,16 @@ _WIDEST = 100  # columns of text
 @click.command(cls=Command)
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="[FILE]...")
 @click.option("--model-id", "model", metavar="MODEL", help="The model, or a folder with its config.json.")
-@click.option("--parameters", type=click.FloatRange(min=1), help="Its parameters, instead of a model.")
+@click.option("--parameters", type=Amount(1), help="Its parameters, instead of a model.")
 @click.option("--instance", metavar="TYPE", help="The instance type.")
-@click.option("--instances", type=click.IntRange(min=1), default=1, show_default=True, help="How many of them.")
+@click.option("--instances", type=Count(1), default=1, show_default=True, help="How many of them.")
 @click.option("--training", is_flag=True, help="The claim is about training.")
-@click.option("--tokens-per-second", type=click.FloatRange(min=0, min_open=True), help="Tokens a second of all.")
-@click.option("--tp", type=click.IntRange(min=1), help="The tensor-parallel degree of a copy.")
-@click.option("--batch", type=click.IntRange(min=1), help="The sequences of a copy.")
-@click.option("--sequence", type=click.IntRange(min=1), help="Tokens of a sequence.")
-@click.option("--dollars-per-million", type=click.FloatRange(min=0, min_open=True), help="Dollars a million tokens.")
-@click.option("--region", default="us-east-1", show_default=True, help="Of the prices.")
+@click.option("--tokens-per-second", type=Amount(above=True), help="Tokens a second of all.")
+@click.option("--tp", type=Count(1), help="The tensor-parallel degree of a copy.")
+@click.option("--batch", type=Count(1), help="The sequences of a copy.")
+@click.option("--sequence", type=Count(1), help="Tokens of a sequence.")
+@click.option("--dollars-per-million", type=Amount(above=True), help="Dollars a million tokens.")
+@click.option("--region", type=PriceRegion(), default="us-east-1", show_default=True, help="Of the prices.")
 @click.pass_obj
 def claim(console: Console, /, files: tuple[Path, ...], **options: Any) -> None:
     """Say whether a published claim about speed and cost can be true, with the arithmetic.

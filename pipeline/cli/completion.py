@@ -4,11 +4,12 @@ import click
 from click.shell_completion import get_completion_class
 
 from nxpipe.pipeline.cli.main import Command, cli
+from nxpipe.pipeline.cli.param_types import Choice
 from nxpipe.pipeline.util.console import Console
 
 
 @click.command(cls=Command)
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", type=Choice(["bash", "zsh", "fish"]))
 @click.pass_obj
 def completion(console: Console, shell: str) -> None:
     """Print a shell completion script.

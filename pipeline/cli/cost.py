@@ -8,6 +8,7 @@ import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option
+from nxpipe.pipeline.cli.param_types import Choice, Count
 from nxpipe.pipeline.config.prices import Purchase, load_prices
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.text import table
@@ -21,12 +22,10 @@ _LEFT_OUT: Final = "The sum leaves load balancers, storage and data transfer out
 
 @click.command(cls=Command)
 @click.option("--fleet", required=True, metavar="NAME", help="The serving fleet.")
-@click.option(
-    "--hours", type=click.IntRange(1, 24 * 90), default=24, show_default=True, help="How far back, in whole hours."
-)
+@click.option("--hours", type=Count(1, 24 * 90), default=24, show_default=True, help="How far back, in whole hours.")
 @click.option(
     "--purchase",
-    type=click.Choice([each.value for each in Purchase]),
+    type=Choice([each.value for each in Purchase]),
     help="How the instances are paid.  [default: as the fleet's capacity says]",
 )
 @click.option("--region", help="The region.  [default: the project's, then the SDK's]")

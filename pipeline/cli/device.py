@@ -14,6 +14,7 @@ import click
 
 from nxpipe.pipeline.cli.main import Command, Group
 from nxpipe.pipeline.cli.options import config_option
+from nxpipe.pipeline.cli.param_types import DurationType
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import InputInvalid, NotReady
 
@@ -276,10 +277,9 @@ def monitor(ctx: click.Context, machine: Machine, settings_path: Path | None, on
 @device.command(cls=Command)
 @click.option(
     "--period",
-    type=click.FloatRange(0.1, 3600),
-    default=1.0,
+    type=DurationType(0.1, 3600, unit="s"),
+    default="1s",
     show_default=True,
-    metavar="SECONDS",
     help="The interval between two views.",
 )
 @once_option

@@ -7,6 +7,7 @@ import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.cli.param_types import Choice
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import ProgramInvalid
 from nxpipe.pipeline.util.text import did_you_mean, human_bytes, table
@@ -23,7 +24,7 @@ ENGINES = ("tensor", "vector", "scalar", "gpsimd", "collective", *(f"dma{queue}"
 @click.command(cls=Command)
 @click.argument("source", metavar="FILE|ARTIFACT")
 @click.option("--program", "name", metavar="NAME", help="The program of an artifact, as in prefill-b1-s128.")
-@click.option("--only", type=click.Choice(ENGINES), help="Only the instructions of one engine, with their loops.")
+@click.option("--only", type=Choice(ENGINES), help="Only the instructions of one engine, with their loops.")
 @click.option(
     "--totals",
     "totalled",

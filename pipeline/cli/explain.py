@@ -16,7 +16,7 @@ from nxpipe.pipeline.build.jobs import PLAN_WORDS
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import ModelOptions, model_options
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.param_types import Numbers, TargetList
+from nxpipe.pipeline.cli.param_types import Choice, Count, Numbers, TargetList
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.config.sections import Backend
 from nxpipe.pipeline.predict.constants import PREDICTED, THIS_PROGRAM
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @click.option(
     "--nearest",
     "count",
-    type=click.IntRange(1, 100),
+    type=Count(1, 100),
     default=1,
     show_default=True,
     metavar="N",
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--backend",
-    type=click.Choice(get_args(Backend)),
+    type=Choice(get_args(Backend)),
     help="The compiler of the build.  [default: [build] backend of nxpipe.toml, else emulator]",
 )
 @click.option("--no-verify", is_flag=True, help="Explain a build without verification.")

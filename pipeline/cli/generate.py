@@ -12,6 +12,7 @@ import click
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import execution_options
 from nxpipe.pipeline.cli.options import config_option, device_option, limit_option, store_option
+from nxpipe.pipeline.cli.param_types import Amount, Count, Share
 from nxpipe.pipeline.cli.serve import ArtifactChoice, choice_options, machine_of, require_libraries
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import InputInvalid
@@ -36,7 +37,7 @@ _PROMPT: Final = "> "
 @click.option("--system", metavar="TEXT", help="With --chat: the system message.")
 @click.option(
     "--max-tokens",
-    type=click.IntRange(1),
+    type=Count(1),
     default=DEFAULT_TOKENS,
     show_default=True,
     metavar="N",
@@ -44,16 +45,14 @@ _PROMPT: Final = "> "
 )
 @click.option(
     "--temperature",
-    type=click.FloatRange(0, 2),
+    type=Amount(0, 2),
     default=0.0,
     show_default=True,
     help="0 takes the likeliest token; higher values draw from more of them.",
 )
-@click.option(
-    "--top-p", type=click.FloatRange(0, 1, min_open=True), help="Draw from the likeliest tokens of this share."
-)
-@click.option("--top-k", type=click.IntRange(0), metavar="N", help="Draw from the N likeliest tokens.")
-@click.option("--seed", type=click.IntRange(0), metavar="N", help="Draw the same tokens in every run.")
+@click.option("--top-p", type=Share(zero=False), help="Draw from the likeliest tokens of this share.")
+@click.option("--top-k", type=Count(0), metavar="N", help="Draw from the N likeliest tokens.")
+@click.option("--seed", type=Count(0), metavar="N", help="Draw the same tokens in every run.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; repeatable.")
 @execution_options
 @device_option

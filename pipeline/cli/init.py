@@ -22,7 +22,7 @@ from click.core import ParameterSource
 from pydantic import ValidationError
 
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.param_types import PinnedSource
+from nxpipe.pipeline.cli.param_types import TASKS, Choice, Count, PinnedSource
 from nxpipe.pipeline.config import Config, Model, field_help
 from nxpipe.pipeline.config.cloud import Release
 from nxpipe.pipeline.config.messages import violations
@@ -30,7 +30,7 @@ from nxpipe.pipeline.config.models import Task
 from nxpipe.pipeline.config.reference import tables
 from nxpipe.pipeline.fleet.github import GitHubSource, first_release, origin, setup_script
 from nxpipe.pipeline.models.catalogue import find
-from nxpipe.pipeline.models.source import resolve
+from nxpipe.pipeline.models.source import DEFAULT_BUCKET, longest_sequence, resolve
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import ModelSourceError, WouldOverwrite
 from nxpipe.pipeline.util.files import NAME, FileChange, expanded, write_changes
@@ -61,6 +61,7 @@ def configuration(
         "model_name": _slug(last, "model"),
         "model": Path(os.path.relpath(folder, root)).as_posix() if folder.is_dir() else model_id,
         "task": task or _task_of(model_id, folder),
+        "bucket": _bucket_of(folder),
         # One artifact for all fleets, and Inf2 instances do not train.
         "target": "trn1.2xlarge" if "training" in fleets else "inf2.xlarge",
     }
@@ -120,6 +121,12 @@ def _task_of(model_id: str, folder: Path) -> str:
         return resolve(str(folder)).task
     known = find(model_id)
     return known.task if known is not None and known.task in get_args(Task) else _ANY_MODEL
+
+
+def _bucket_of(folder: Path) -> int:
+    """The default bucket, at most the positions of a model in a folder."""
+    positions = longest_sequence(resolve(str(folder))) if folder.is_dir() else None
+    return min(DEFAULT_BUCKET, positions or DEFAULT_BUCKET)
 
 
 def _comments() -> dict[str, str]:
@@ -266,13 +273,13 @@ def require_absent(changes: Sequence[FileChange]) -> None:
 )
 @click.option(
     "--task",
-    type=click.Choice(get_args(Task)),
+    type=Choice(get_args(Task), TASKS),
     help=f"{field_help(Model, 'task')}  [default: that of the public model, else feature-extraction]",
 )
 @click.option(
     "--fleet",
     "fleets",
-    type=click.Choice(_FLEETS),
+    type=Choice(_FLEETS),
     multiple=True,
     help="Also write a fleet of this kind, ready to synthesize; may be repeated.",
 )
@@ -282,8 +289,8 @@ def require_absent(changes: Sequence[FileChange]) -> None:
     "--github", is_flag=True, help="Also write [release], and print the commands that set up the GitHub repository."
 )
 @click.option("--repository", metavar="OWNER/NAME", help="The repository of --github.  [default: git's remote origin]")
-@click.option("--owner-id", type=click.IntRange(min=1), metavar="N", help="The id of the repository's owner.")
-@click.option("--repository-id", type=click.IntRange(min=1), metavar="N", help="The id of the repository.")
+@click.option("--owner-id", type=Count(1), metavar="N", help="The id of the repository's owner.")
+@click.option("--repository-id", type=Count(1), metavar="N", help="The id of the repository.")
 @click.option("--keep", is_flag=True, help="Keep existing files as they are, and write those that are missing.")
 @click.option("--dry-run", is_flag=True, help="Print the changes as a diff and write nothing.")
 @click.pass_context
@@ -305,7 +312,7 @@ def init(
     """Write nxpipe.toml, a release workflow and the files of the CDK CLI into a repository.
 
     Existing files are never overwritten: if one of the new files exists already, nothing is written; with --keep, the
-    others are. An existing .gitignore is extended.
+    others are. If all of them exist and are equal, there is nothing to do. An existing .gitignore is extended.
 
     \b
     Files:
@@ -345,9 +352,12 @@ def init(
     if dry_run:
         _show_diff(console, changes)
         return
+    config = _configured(planned) if github else None
+    if not keep and all(map(_is_up_to_date, changes)):
+        _show_nothing(console, [change.path for change in changes], config)
+        return
     require_absent(changes)
     write_changes(changes)
-    config = _configured(planned) if github else None
     _show_files(console, [change.path for change in changes], [change.path for change in kept], config)
     _show_next(console, directory, {change.name for change in kept if change.before != change.after}, config)
 
@@ -358,6 +368,26 @@ def _show_diff(console: Console, changes: Sequence[FileChange]) -> None:
         console.data({"diff": text})
     else:
         console.page(text)
+
+
+def _is_up_to_date(change: FileChange) -> bool:
+    """True for an equal file. The date until which a finding is accepted counts from the day of the file."""
+    before, after = (_EXPIRES.sub("", text or "") for text in (change.before, change.after))
+    return change.before is not None and before == after
+
+
+_EXPIRES: Final = re.compile(r"(?m)^(?:# )?expires = \d{4}-\d\d-\d\d$")
+
+
+def _show_nothing(console: Console, paths: Sequence[Path], config: Config | None) -> None:
+    if console.json:
+        _show_files(console, (), paths, config)
+        return
+    *others, last = map(str, paths)
+    files = f"{', '.join(others)} and {last} are" if others else f"{last} is"
+    console.result(f"Nothing to do: {files} up to date.")
+    for line in first_release(config).splitlines() if config else ():
+        console.say(line)
 
 
 def _show_files(console: Console, paths: Sequence[Path], kept: Sequence[Path], config: Config | None) -> None:

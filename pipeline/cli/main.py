@@ -173,12 +173,50 @@ class Group(_ShortHelp, click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            from nxpipe.pipeline.util.text import did_you_mean
-
-            known = self.list_commands(ctx)
-            hint = did_you_mean(args[0], known) or f"; the commands are {', '.join(known)}"
-            raise click.UsageError(f"unknown command {args[0]!r}{hint}", ctx)
+            raise click.UsageError(f"unknown command {args[0]!r}{self.hint(ctx, args[0])}", ctx)
         return super().resolve_command(ctx, args)
+
+    def hint(self, ctx: click.Context, word: str) -> str:
+        """What to type in place of an unknown command."""
+        from nxpipe.pipeline.util.text import did_you_mean
+
+        known = self.list_commands(ctx)
+        return did_you_mean(word, known) or f"; the commands are {', '.join(known)}"
+
+
+# Words for commands in other tools and in talk.
+_OTHER_WORDS = {
+    "compile": "build",
+    "publish": "build",
+    "push": "build",
+    "test": "verify",
+    "validate": "check",
+    "lint": "infra lint",
+    "synth": "infra plan",
+    "deploy": "rollout start",
+    "status": "rollout status",
+    "list": "store ls",
+    "cache": "store ls",
+    "inspect": "store show",
+    "pull": "store fetch",
+    "download": "store fetch",
+    "rm": "store gc",
+    "delete": "store gc",
+    "clean": "store gc",
+    "prune": "store gc",
+    "history": "channel log",
+    "chat": "generate",
+    "infer": "run",
+    "predict": "run",
+    "benchmark": "bench",
+    "perf": "profile",
+    "trace": "profile",
+    "new": "init",
+    "create": "init",
+    "price": "prices ls",
+    "estimate": "plan serve",
+}
+_GROUPS = ("store", "channel", "rollout", "infra", "plan", "config", "ami", "device", "prices", "agent")
 
 
 class LazyGroup(Group):
@@ -187,6 +225,26 @@ class LazyGroup(Group):
     def __init__(self, *args: Any, homes: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._homes = homes
+
+    def hint(self, ctx: click.Context, word: str) -> str:
+        """Of the whole command: also the words of other tools, and commands of its groups."""
+        if ctx.parent is not None:
+            return super().hint(ctx, word)
+        from nxpipe.pipeline.util.text import nearest
+
+        own, below = nearest(word, self.list_commands(ctx)), self._in_groups(ctx)
+        close = nearest(word, below)
+        meant = _OTHER_WORDS.get(word.lower()) or below.get(word) or own or (close and below[close])
+        return f"; did you mean 'nxpipe {meant}'?" if meant else ""
+
+    def _in_groups(self, ctx: click.Context) -> dict[str, str]:
+        """The commands of groups by their own names: `gc` is `store gc`."""
+        below: dict[str, str] = {}
+        for name in _GROUPS:
+            group = self.get_command(ctx, name)
+            if isinstance(group, click.Group):
+                below |= {each: f"{name} {each}" for each in group.list_commands(ctx) if each not in below}
+        return below
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self._homes)
@@ -250,6 +308,7 @@ def main() -> NoReturn:
 def _translate(error: Exception, console: Console) -> int:
     """Print the error as one sentence; return its exit code."""
     row = exit_codes.exit_code_of(error)
+    console.json = console.json or _asks_for_json(sys.argv[1:])
     if console.verbose:
         import traceback
 
@@ -257,17 +316,36 @@ def _translate(error: Exception, console: Console) -> int:
     if row is None:
         from nxpipe.pipeline.util.process import report_crash
 
-        console.complain(report_crash(error))
-        return exit_codes.INTERNAL.number
-    console.complain(*_lines(error))
+        row = exit_codes.INTERNAL
+        console.complain(report_crash(error), code=row)
+        return row.number
+    if isinstance(error, click.UsageError):
+        where = error.ctx.command_path if error.ctx else "nxpipe"
+        message = " ".join(error.format_message().split()).rstrip(".")
+        console.complain(message + _option_hint(error), code=row, see=f"{where} -h")
+    else:
+        console.complain(*_lines(error), code=row)
     return row.number
+
+
+def _option_hint(error: click.UsageError) -> str:
+    """The option that shares a word with an unknown one, where none is spelt alike: --key, --public-key."""
+    if not isinstance(error, click.NoSuchOption) or error.possibilities or error.ctx is None:
+        return ""
+    wanted = set(error.option_name.strip("-").split("-"))
+    names = [name for param in error.ctx.command.params for name in param.opts if name.startswith("--")]
+    alike = [name for name in names if wanted & set(name.strip("-").split("-"))]
+    return f"; did you mean {' or '.join(map(repr, alike[:2]))}?" if alike else ""
+
+
+def _asks_for_json(arguments: Sequence[str]) -> bool:
+    """True if --json was given: click stops at the first error, which may be before it."""
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in own
 
 
 def _lines(error: Exception) -> Sequence[str]:
     """The lines to print: one, or one per fault of a configuration."""
-    if isinstance(error, click.UsageError):
-        where = error.ctx.command_path if error.ctx else "nxpipe"
-        return [f"{' '.join(error.format_message().split()).rstrip('.')} (see {where} -h)"]
     lines: Sequence[str] = getattr(error, "lines", ())
     return lines or [sentence_of(error)]
 

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from nxpipe.emulator.errors import CompileError
 from nxpipe.pipeline.build.jobs import BuildOptions
-from nxpipe.pipeline.cli.param_types import Axis, Bytes, Numbers, Phases, Seconds, Target
+from nxpipe.pipeline.cli.param_types import TASKS, Axis, Bytes, Choice, Count, DurationType, Numbers, Phases, Target
 from nxpipe.pipeline.config import Config, Model
 from nxpipe.pipeline.config.models import Autocast, AutocastType, Task
 from nxpipe.pipeline.models.program_file import SavedProgram, UnknownAxis, is_saved
@@ -120,7 +120,7 @@ def model_options(
     degrees: click.ParamType[Any] | None = None,
 ) -> Callable[[_Function], Any]:
     """Add the options to a command, which takes their values as `options`. `tp` is the default degree."""
-    added = _options(verb.capitalize(), target or Target(), tp, degrees or click.IntRange(1, 64))
+    added = _options(verb.capitalize(), target or Target(), tp, degrees or Count(1, 64))
 
     def decorate(function: _Function) -> Any:
         @wraps(function)
@@ -162,7 +162,7 @@ def _options(
             "--only", "names", multiple=True, metavar="NAME", help=f"{verb} this model of nxpipe.toml; repeatable."
         ),
         click.option(
-            "--task", type=click.Choice(get_args(Task)), help=f"{_field('task')}  [default: the task in config.json]"
+            "--task", type=Choice(get_args(Task), TASKS), help=f"{_field('task')}  [default: the task in config.json]"
         ),
         click.option("--target", type=target, default="inf2.xlarge", show_default=True, help=_field("target")),
         click.option(
@@ -186,7 +186,7 @@ _PROGRAMS: Final = (
     click.option(
         "--autocast",
         "--auto-cast",
-        type=click.Choice(get_args(Autocast)),
+        type=Choice(get_args(Autocast)),
         default="matmult",
         show_default=True,
         help=_field("autocast"),
@@ -194,7 +194,7 @@ _PROGRAMS: Final = (
     click.option(
         "--autocast-type",
         "--auto-cast-type",
-        type=click.Choice(get_args(AutocastType)),
+        type=Choice(get_args(AutocastType)),
         default="bf16",
         show_default=True,
         help=_field("autocast_type"),
@@ -244,7 +244,7 @@ def execution_options(function: _Function) -> Any:
     )
     mode = click.option(
         "--mode",
-        type=click.Choice(get_args(Mode)),
+        type=Choice(get_args(Mode)),
         default="fast",
         show_default=True,
         help="fast computes each operator in the engines' arithmetic; isa executes the program on emulated cores, "
@@ -261,25 +261,25 @@ _OPTIONS: Final = (
     ),
     click.option(
         "--executor",
-        type=click.Choice(EXECUTORS),
+        type=Choice(EXECUTORS),
         help="Compile in processes of this machine, on a Ray cluster, or on the build farm in AWS Batch.  [default: "
         "[build] executor of nxpipe.toml, else local]",
     ),
     click.option("--address", metavar="ADDRESS", help="The Ray cluster, as HOST:PORT.  [default: one on this machine]"),
     click.option(
         "--jobs",
-        type=click.IntRange(1, 1024),
+        type=Count(1, 1024),
         help="The number of cells to build in parallel.  [default: by available processors and memory]",
     ),
     click.option(
         "--timeout",
-        type=Seconds(),
+        type=DurationType(),
         help="The time limit of one cell.  [default: [build] timeout of nxpipe.toml, else 2h]",
     ),
     click.option("--memory-limit", type=Bytes(), help="The memory limit of one cell.  [default: no limit]"),
     click.option(
         "--retries",
-        type=click.IntRange(0, 100),
+        type=Count(0, 100),
         default=BuildOptions.retries,
         show_default=True,
         help="Retries of a cell after a retryable failure: a full disk, a network error, a killed worker.",

@@ -12,6 +12,7 @@ import click
 
 from nxpipe.pipeline.cli.device import Machine, machine_options, monitor_option, once_option
 from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.param_types import Choice, Count, DurationType
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _REGION = "us-east-1"  # whose prices are taken where neither the report nor nxp
 @click.option(
     "--to",
     "destination",
-    type=click.Choice(["stdout", "prometheus", "cloudwatch"]),
+    type=Choice(["stdout", "prometheus", "cloudwatch"]),
     default="stdout",
     show_default=True,
     help="stdout: a table, or with --json a document a line; prometheus: an endpoint /metrics; cloudwatch: events in "
@@ -35,16 +36,15 @@ _REGION = "us-east-1"  # whose prices are taken where neither the report nor nxp
 )
 @click.option(
     "--period",
-    type=click.FloatRange(0.1, 3600),
-    default=5.0,
+    type=DurationType(0.1, 3600, unit="s"),
+    default="5s",
     show_default=True,
-    metavar="SECONDS",
     help="The interval between reports.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="With --to prometheus: the address to listen on.")
 @click.option(
     "--port",
-    type=click.IntRange(0, 65535),
+    type=Count(0, 65535),
     default=8008,
     show_default=True,
     help="With --to prometheus: the port; 0: a free one.",

@@ -1,14 +1,17 @@
 """Options that several commands share. Importing them loads neither pydantic nor the configuration."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from nxpipe.pipeline.artifacts.store_url import VARIABLE
+from nxpipe.pipeline.cli.param_types import Choice, DurationType
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 config_option = click.option(
     "--config",
@@ -53,7 +56,7 @@ DEVICES: Final = ("auto", "nrtpy", "libnrt")  # of pipeline.verify.device, which
 
 device_option = click.option(
     "--device",
-    type=click.Choice(DEVICES),
+    type=Choice(DEVICES),
     is_flag=False,
     flag_value="auto",
     help="Use the artifact's NEFFs on this machine's Neuron devices, by this library; auto, or no value: nrtpy if it "
@@ -63,10 +66,9 @@ device_option = click.option(
 
 limit_option = click.option(
     "--limit",
-    type=click.FloatRange(min=1),
-    default=900.0,
+    type=DurationType(1, unit="s"),
+    default="15m",
     show_default=True,
-    metavar="SECONDS",
     help="On devices: end all ranks if one of them makes no progress for so long.",
 )
 
@@ -97,7 +99,7 @@ without_evidence_option = click.option(
     "--without-evidence",
     "without",
     multiple=True,
-    type=click.Choice(KINDS),
+    type=Choice(KINDS),
     metavar="KIND",
     help="Promote without this kind of evidence; repeatable. Requires --reason; the log records both.",
 )
@@ -130,8 +132,21 @@ ACTOR = OneLine(512)
 REASON = OneLine(4096, empty=True)
 
 
-key_option = click.option(
-    "--key",
+def key_option(signed: str) -> Callable[[_Function], _Function]:
+    """--key: the signing key, and what it signs here."""
+    return click.option(
+        "--key",
+        metavar="KEY",
+        help=f"The key that signs {signed}: file:PATH or kms:ARN.  [default: NXPIPE_SIGNING_KEY, then [signing] key of "
+        "nxpipe.toml]",
+    )
+
+
+public_key_option = click.option(
+    "--public-key",
+    "public_keys",
+    multiple=True,
     metavar="KEY",
-    help="The signing key, file:PATH or kms:ARN.  [default: NXPIPE_SIGNING_KEY, then [signing] key of nxpipe.toml]",
+    help="A public key, as file:PATH of its PEM file, or kms:ARN; repeatable.  [default: the keys of [signing] in "
+    "nxpipe.toml]",
 )

@@ -1,14 +1,19 @@
-"""Parameter types that click lacks: lists, targets, durations, sizes, percentages, expectations, axes, sources."""
+"""Parameter types that click lacks: choices with suggestions, counts, shares, durations and sizes as people type them,
+lists, targets, expectations, axes, sources.
+
+Imports neither pydantic nor the catalogue of instances: completion and commands of the store use these types.
+"""
 
 import re
-from typing import Any, Final, get_args
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from nxpipe.emulator.hardware import INSTANCES, UnknownInstance, instance
-from nxpipe.pipeline.config.models import Phase
-from nxpipe.pipeline.models.spec import ALL
-from nxpipe.pipeline.release.options import ExpectedGeneration
+from nxpipe.pipeline.util.text import did_you_mean, nearest
+
+if TYPE_CHECKING:
+    from nxpipe.pipeline.release.options import ExpectedGeneration
 
 _LARGEST_AXIS: Final = 2**31 - 1  # the hardware counts elements in 32 bits
 
@@ -31,12 +36,14 @@ class Numbers(click.ParamType[tuple[int, ...]]):
         return numbers
 
 
-class Expectation(click.ParamType[ExpectedGeneration]):
+class Expectation(click.ParamType["ExpectedGeneration"]):
     """A generation of a channel with its whole digest; an abbreviation would be ambiguous."""
 
     name = "GENERATION@DIGEST"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ExpectedGeneration:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> "ExpectedGeneration":
+        from nxpipe.pipeline.release.options import ExpectedGeneration
+
         if isinstance(value, ExpectedGeneration):
             return value
         match = re.fullmatch(r"([1-9][0-9]{0,14})@([0-9a-f]{64})", str(value), re.ASCII)
@@ -49,17 +56,36 @@ class Phases(click.ParamType[tuple[str, ...]]):
     name = "PHASE,..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        phases = tuple(str(value).split(","))
+        known, phases = phase_names(), tuple(part.strip() for part in str(value).split(","))
         for phase in phases:
-            if phase not in get_args(Phase):
-                self.fail(f"{phase!r} is not one of {', '.join(get_args(Phase))}", param, ctx)
+            if phase not in known:
+                self.fail(f"{phase!r} is not one of {', '.join(known)}{did_you_mean(phase, known)}", param, ctx)
         return phases
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        done, _, last = incomplete.rpartition(",")
+        chosen = done.split(",")
+        begin = f"{done}," if done else ""
+        names = [name for name in phase_names() if name.startswith(last) and name not in chosen]
+        return [CompletionItem(begin + name) for name in names]
+
+
+def phase_names() -> tuple[str, ...]:
+    from typing import get_args
+
+    from nxpipe.pipeline.config.models import Phase
+
+    return get_args(Phase)
 
 
 class Target(click.ParamType[str]):
     name = "INSTANCE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from nxpipe.emulator.hardware import UnknownInstance, instance
+
         try:
             return instance(str(value)).name
         except UnknownInstance as error:
@@ -67,6 +93,8 @@ class Target(click.ParamType[str]):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         from click.shell_completion import CompletionItem
+
+        from nxpipe.emulator.hardware import INSTANCES
 
         return [CompletionItem(name) for name in INSTANCES if name.startswith(incomplete)]
 
@@ -77,7 +105,7 @@ class Targets(Target):
     name = "INSTANCE|all"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return ALL if value == ALL else super().convert(value, param, ctx)
+        return "all" if value == "all" else super().convert(value, param, ctx)  # models.spec.ALL
 
 
 class TargetList(Target):
@@ -90,52 +118,226 @@ class TargetList(Target):
         return tuple(dict.fromkeys(single(part, param, ctx) for part in str(value).split(",")))
 
 
-class Seconds(click.ParamType[float]):
-    """A duration in the notation of nxpipe.toml."""
+_UNITS: Final = {
+    "": 1.0,
+    "k": 1e3,
+    "K": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "B": 1e9,
+    "T": 1e12,
+    "Ki": 2.0**10,
+    "Mi": 2.0**20,
+    "Gi": 2.0**30,
+    "Ti": 2.0**40,
+}
+_DIGITS: Final = r"[0-9]{1,3}(?:[,_][0-9]{3})+(?:\.[0-9]+)?|[0-9]{1,18}(?:\.[0-9]{1,12})?(?:e[+-]?[0-9]{1,2})?"
+_SECONDS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
-    name = "90s|30m|2h"
+
+def _decimal(digits: str) -> float:
+    return float(re.sub("[,_]", "", digits))
+
+
+class Amount(click.ParamType[float]):
+    """A number with a unit of thousands: 20, 20k, 1.5M, 7B, 20,000."""
+
+    name = "NUMBER"
+    forms = "20, 2.5, 20k or 1M"
+
+    def __init__(self, least: float = 0.0, most: float = float("inf"), *, above: bool = False) -> None:
+        self._least, self._most, self._above = least, most, above
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        from nxpipe.pipeline.config.kinds import parse_duration
-
-        try:
-            seconds = parse_duration(str(value)).total_seconds()
-        except ValueError:
-            seconds = 0.0
-        if seconds <= 0:
-            self.fail(f"{value!r} is not a duration, as in 90s, 30m or 2h", param, ctx)
-        return seconds
+        match = re.fullmatch(rf"({_DIGITS}) ?([A-Za-z]{{0,2}})", str(value).strip(), re.ASCII)
+        if match is None or match[2] not in _UNITS:
+            self.fail(f"{value!r} is not a number, as in {self.forms}", param, ctx)
+        number = round(_decimal(match[1]) * _UNITS[match[2]], 9)
+        if not self._least <= number <= self._most or (self._above and number == self._least):
+            self.fail(f"{value!r} is not {_range(self._least, self._most, self._above)}", param, ctx)
+        return number
 
 
-class Bytes(click.ParamType[int]):
-    """A size in the notation of nxpipe.toml."""
-
-    name = "500MiB|8GiB"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from nxpipe.pipeline.config.kinds import parse_size
-
-        try:
-            return parse_size(str(value))
-        except ValueError:
-            self.fail(f"{value!r} is not a size, as in 500MiB or 8GiB", param, ctx)
+_SHOWN: Final = 99_999  # the largest limit that help states
 
 
-class Percentage(click.ParamType[float]):
-    """A percentage, converted to a fraction."""
+class Count(Amount):
+    """A whole number with a unit of thousands."""
 
-    name = "PERCENT"
+    name = "N"
+    forms = "20, 20k or 1M"
+
+    def __init__(self, least: int = 1, most: float = float("inf")) -> None:
+        super().__init__(least, most)
+        if most <= _SHOWN:
+            self.name = f"{least}-{most:g}"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not number.is_integer():
+            self.fail(f"{value!r} is not a whole number, as in {self.forms}", param, ctx)
+        return int(number)
+
+
+def _range(least: float, most: float, above: bool) -> str:
+    limits = f"a number above {least:,g}" if above else f"a number of at least {least:,g}"
+    return limits if most == float("inf") else f"{limits} and at most {most:,g}"
+
+
+class Share(click.ParamType[float]):
+    """A share as a percentage or a fraction: 5% or 0.05. `most` is above 1 for a change, as in 150%."""
+
+    name = "SHARE"
+
+    def __init__(self, most: float = 1.0, *, open_ended: bool = False, zero: bool = True) -> None:
+        self._most, self._open, self._zero = most, open_ended, zero
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, float):
             return value
+        match = re.fullmatch(rf"({_DIGITS}) ?(%?)", str(value).strip(), re.ASCII)
+        if match is None:
+            self.fail(f"{value!r} is not a share, as in 5% or 0.05", param, ctx)
+        number = _decimal(match[1])
+        # Where more than 100% is possible, 1 may mean 1% or 100%; elsewhere a number above 1 is a percentage.
+        if not match[2] and (number > 1 or (number == 1 and self._most > 1)):
+            self.fail(
+                f"{value!r} could be {number:g}% or {100 * number:g}%; write {number:g}%, or a fraction", param, ctx
+            )
+        share = number / 100 if match[2] else number
+        if share == 0 and not self._zero:
+            self.fail(f"{value!r} is not above 0, as in 5% or 0.05", param, ctx)
+        if share > self._most or (self._open and share == self._most):
+            limit = f"below {self._most:.0%}" if self._open else f"at most {self._most:.0%}"
+            self.fail(f"{value!r} is not {limit}, as in 5% or 0.05", param, ctx)
+        return share
+
+
+class DurationType(click.ParamType[float]):
+    """A duration in seconds: 500ms, 2s, 5m, 1h30m, 30d. A number without a unit only where `unit` names one; the value
+    is then a number of these units."""
+
+    name = "DURATION"
+    forms = "500ms, 2s, 5m, 1h or 30d"
+
+    def __init__(
+        self, least: float = 0.0, most: float = float("inf"), *, zero: bool = False, unit: str | None = None
+    ) -> None:
+        self._least, self._most, self._zero, self._unit = least, most, zero, unit
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        seconds = self._seconds(str(value).strip())
+        if seconds is None or seconds < 0 or (seconds == 0 and not self._zero):
+            bare = f", or a number of {_PLURAL[self._unit]}" if self._unit else ""
+            self.fail(f"{value!r} is not a duration, as in {self.forms}{bare}", param, ctx)
+        if not self._least <= seconds <= self._most:
+            most = "" if self._most == float("inf") else f" and at most {_spoken(self._most)}"
+            self.fail(f"{value!r} is not a duration of at least {_spoken(self._least)}{most}", param, ctx)
+        return seconds / _SECONDS[self._unit or "s"]
+
+    def _seconds(self, text: str) -> float | None:
+        if re.fullmatch(_DIGITS, text, re.ASCII):
+            return _decimal(text) * _SECONDS[self._unit] if self._unit else 0.0 if _decimal(text) == 0 else None
+        part = rf"({_DIGITS}) ?(ms|min|[smhdw])"
+        if not re.fullmatch(rf"{part}(?: ?{part})*", text, re.ASCII):
+            return None
+        return sum(_decimal(digits) * _SECONDS[unit] for digits, unit in re.findall(part, text, re.ASCII))
+
+
+_PLURAL: Final = {"s": "seconds", "d": "days"}
+
+
+def _spoken(seconds: float) -> str:
+    unit = next((unit for unit in ("d", "h", "m", "s") if seconds >= _SECONDS[unit]), "ms")
+    return f"{seconds / _SECONDS[unit]:g}{unit}"
+
+
+class Bytes(click.ParamType[int]):
+    """A size in bytes: 500MiB, 16GiB, 16GB; as in Kubernetes, 16Gi is 16GiB and 16G is 16GB."""
+
+    name = "SIZE"
+    _FORM: Final = re.compile(rf"({_DIGITS}) ?([KMGT]i?)B?", re.ASCII | re.IGNORECASE)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = self._FORM.fullmatch(str(value).strip())
+        size = int(_decimal(match[1]) * _UNITS[match[2].capitalize()]) if match else 0
+        if not 0 < size < 1 << 63:
+            self.fail(f"{value!r} is not a size, as in 500MiB, 16GiB or 16GB", param, ctx)
+        return size
+
+
+class Choice(click.Choice[str]):
+    """One of a closed set of words. `others` are words that people use for them, such as those of another tool."""
+
+    def __init__(self, choices: Iterable[str], others: Mapping[str, str] | None = None) -> None:
+        super().__init__(tuple(choices))
+        self._others = others or {}
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        word = str(value)
+        known = [*self.choices, *self._others]
+        guess = nearest(word, known)
+        if guess is None:
+            return f"{word!r} is not one of {', '.join(self.choices)}"
+        return (
+            f"{word!r} is not one of the {len(self.choices)} choices; did you mean {self._others.get(guess, guess)!r}?"
+        )
+
+
+class PriceRegion(click.ParamType[str]):
+    """An AWS region, for its prices. A region may have no price yet; a misspelt one would have none either."""
+
+    name = "REGION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        known = self._known()
+        if value not in known and value not in (regions := self._of_aws()):
+            hint = did_you_mean(str(value), known) or did_you_mean(str(value), regions)
+            remedy = hint or f"; prices are known of {', '.join(known)}"
+            self.fail(f"{value!r} is no AWS region{remedy}", param, ctx)
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(name) for name in self._known() if name.startswith(incomplete)]
+
+    def _known(self) -> list[str]:
+        from nxpipe.pipeline.config.prices import load_prices
+
+        return sorted({region for region, _, _ in load_prices().known if region})
+
+    def _of_aws(self) -> list[str]:
+        """The regions that the SDK knows, without a call."""
         try:
-            percent = float(str(value).removesuffix("%"))
-        except ValueError:
-            percent = -1.0
-        if not 0 <= percent < float("inf"):
-            self.fail(f"{value!r} is not a percentage of at least 0, as in 5%", param, ctx)
-        return percent / 100
+            from botocore.session import Session
+        except ImportError:
+            return []
+        return [*Session().get_available_regions("ec2")]
+
+
+TASKS: Final = {  # names of tasks in pipelines of transformers and in talk
+    "sentiment-analysis": "text-classification",
+    "classification": "text-classification",
+    "sequence-classification": "text-classification",
+    "embedding": "feature-extraction",
+    "embeddings": "feature-extraction",
+    "sentence-similarity": "feature-extraction",
+    "masked-lm": "fill-mask",
+    "causal-lm": "text-generation",
+    "generation": "text-generation",
+    "chat": "text-generation",
+    "llm": "text-generation",
+    "summarization": "text2text-generation",
+    "translation": "text2text-generation",
+    "seq2seq-lm": "text2text-generation",
+    "image": "image-classification",
+    "asr": "automatic-speech-recognition",
+    "speech-recognition": "automatic-speech-recognition",
+    "transcription": "automatic-speech-recognition",
+}
 
 
 class Axis(click.ParamType[tuple[str, int]]):

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from nxpipe.pipeline.cli.main import Command, LazyGroup
 from nxpipe.pipeline.cli.options import config_option
-from nxpipe.pipeline.cli.param_types import Percentage
+from nxpipe.pipeline.cli.param_types import Amount, Choice, Count, PriceRegion, Share
 from nxpipe.pipeline.config.prices import Purchase
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.console import Console
@@ -78,10 +78,10 @@ class ObjectiveType(click.ParamType["Objective"]):
 
 
 _TRAFFIC: Final = (
-    click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests a second.  [default: the log's]"),
+    click.option("--rate", "--rps", "rate", type=Amount(above=True), help="Requests a second.  [default: the log's]"),
     click.option(
         "--arrivals",
-        type=click.Choice(["poisson", "constant", "bursty"]),
+        type=Choice(["poisson", "constant", "bursty"]),
         default="poisson",
         show_default=True,
         help="The process by which requests arrive.",
@@ -95,7 +95,7 @@ _OBJECTIVES: Final = (
     click.option("--tpot", type=ObjectiveType(), help="The time between tokens, for each request on average."),
     click.option(
         "--availability",
-        type=Percentage(),
+        type=Share(),
         default="99.9%",
         show_default=True,
         help="The share of the time in which enough instances run, if each fails by itself; one may always be lost.",
@@ -105,7 +105,7 @@ _OBJECTIVES: Final = (
         is_flag=True,
         help="Choose layouts by the slow end of the predicted times, so that they meet the objectives there too.",
     ),
-    click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="DOLLARS", help="A month at most."),
+    click.option("--budget", type=Amount(above=True), metavar="DOLLARS", help="A month at most."),
 )
 _BOUGHT: Final = (
     click.option(
@@ -119,25 +119,25 @@ _BOUGHT: Final = (
         "--purchase",
         "purchases",
         multiple=True,
-        type=click.Choice([each.value for each in Purchase]),
+        type=Choice([each.value for each in Purchase]),
         help="How instances may be bought; repeatable.  [default: on demand, or as EC2 sells the type]",
     ),
-    click.option("--region", metavar="REGION", help="Of the prices.  [default: [project] region of nxpipe.toml]"),
+    click.option("--region", type=PriceRegion(), help="Of the prices.  [default: [project] region of nxpipe.toml]"),
     click.option(
         "--runtime",
         "runtimes",
         multiple=True,
-        type=click.Choice(_RUNTIMES),
+        type=Choice(_RUNTIMES),
         help="Servers to consider; repeatable.  [default: all that exist for the chip]",
     ),
     click.option(
         "--spot-interruptions",
-        type=click.FloatRange(0),
-        default=0.2,
+        type=Share(100.0),
+        default="20%",
         show_default=True,
         help="Of one spot instance, a month.",
     ),
-    click.option("--rollouts", type=click.FloatRange(0), default=4.0, show_default=True, help="Rollouts a month."),
+    click.option("--rollouts", type=Amount(), default=4.0, show_default=True, help="Rollouts a month."),
 )
 _GPUS: Final = (
     click.option("--gpu", "gpus", multiple=True, metavar="TYPE", help="Compare with this GPU instance; repeatable."),
@@ -151,19 +151,19 @@ _GPUS: Final = (
     click.option("--measured-instance", metavar="TYPE", help="The instance type that --measured is of."),
     click.option(
         "--migration-weeks",
-        type=click.FloatRange(0, min_open=True),
+        type=Amount(above=True),
         help="Weeks of an engineer that a migration takes.",
     ),
     click.option(
         "--week-cost",
-        type=click.FloatRange(0, min_open=True),
+        type=Amount(above=True),
         default=_WEEK_COST,
         show_default=True,
         metavar="DOLLARS",
         help="Of such a week.",
     ),
     click.option(
-        "--overrun", type=Percentage(), default="50%", show_default=True, help="By which a migration may take longer."
+        "--overrun", type=Share(100.0), default="50%", show_default=True, help="By which a migration may take longer."
     ),
 )
 _WRITTEN: Final = (
@@ -354,7 +354,7 @@ def _write(
 @click.command(cls=Command)
 @click.argument("model_id", metavar="MODEL")
 @click.argument("instances", nargs=-1, required=True, metavar="INSTANCE...")
-@click.option("--tokens", type=click.IntRange(1, 1 << 20), default=2048, show_default=True, help="Prompt and answer.")
+@click.option("--tokens", type=Count(1, 1 << 20), default=2048, show_default=True, help="Prompt and answer.")
 @config_option
 @click.pass_context
 def support(ctx: click.Context, /, model_id: str, instances: tuple[str, ...], tokens: int, config_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.param_types import Percentage
+from nxpipe.pipeline.cli.param_types import Amount, Choice, Count, DurationType, PriceRegion, Share
 from nxpipe.pipeline.config.prices import Purchase
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.console import Console
@@ -57,10 +57,8 @@ class _Tokens(click.ParamType[float]):
     help="Also judge the layout of NxD Training's YAML, or of Hugging Face's TrainingArguments as JSON or YAML.",
 )
 @click.option("--tokens", type=_Tokens(), help="Tokens to train on, as in 100B.  [default: the steps of --from]")
-@click.option("--sequence-length", type=click.IntRange(1, 1 << 24), help=f"[default: that of --from, or {_SEQUENCE}]")
-@click.option(
-    "--batch", type=click.IntRange(1, 1 << 24), help=f"Sequences of a step.  [default: those of --from, or {_BATCH}]"
-)
+@click.option("--sequence-length", type=Count(1, 1 << 24), help=f"[default: that of --from, or {_SEQUENCE}]")
+@click.option("--batch", type=Count(1, 1 << 24), help=f"Sequences of a step.  [default: those of --from, or {_BATCH}]")
 @click.option(
     "--instance",
     "instances",
@@ -72,12 +70,12 @@ class _Tokens(click.ParamType[float]):
     "--count",
     "counts",
     multiple=True,
-    type=click.IntRange(1, 512),
+    type=Count(1, 512),
     help=f"A number of instances; repeatable.  [default: that of --from, or {', '.join(map(str, _COUNTS))}]",
 )
 @click.option(
     "--precision",
-    type=click.Choice(["mixed", "bf16-sr", "fp32"]),
+    type=Choice(["mixed", "bf16-sr", "fp32"]),
     help="Types of weights and AdamW's state; mixed has fp32 master weights.  [default: of --from, or mixed]",
 )
 @click.option(
@@ -86,32 +84,32 @@ class _Tokens(click.ParamType[float]):
 @click.option(
     "--flash/--no-flash", default=None, help="Attention that keeps no matrix of scores.  [default: of --from, or yes]"
 )
-@click.option("--region", metavar="REGION", default="us-east-2", show_default=True, help="The region of the prices.")
+@click.option("--region", type=PriceRegion(), default="us-east-2", show_default=True, help="The region of the prices.")
 @click.option(
     "--purchase",
     "purchases",
     multiple=True,
-    type=click.Choice([each.value for each in Purchase]),
+    type=Choice([each.value for each in Purchase]),
     help="How instances may be bought; repeatable.  [default: on-demand, spot, capacity-block]",
 )
-@click.option("--deadline", type=click.FloatRange(0, min_open=True), metavar="DAYS", help="The longest expected time.")
-@click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="DOLLARS", help="The highest expected cost.")
+@click.option("--deadline", type=DurationType(unit="d"), help="The longest expected time, as in 5d.")
+@click.option("--budget", type=Amount(above=True), metavar="DOLLARS", help="The highest expected cost.")
 @click.option(
     "--spot-interruptions",
-    type=Percentage(),
+    type=Share(100.0),
     default="20%",
     show_default=True,
     help="The share of spot instances that EC2 interrupts in a month; its advisor names 5% to over 20%.",
 )
 @click.option(
     "--checkpoint-seconds",
-    type=click.FloatRange(0, min_open=True),
+    type=DurationType(unit="s"),
     help="To write a checkpoint.  [default: its bytes at 1 GB/s of each instance]",
 )
 @click.option(
     "--restart-seconds",
-    type=click.FloatRange(0),
-    default=900.0,
+    type=DurationType(zero=True, unit="s"),
+    default="15m",
     show_default=True,
     help="From an interruption until the run goes on.",
 )

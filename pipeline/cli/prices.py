@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from nxpipe.pipeline.cli.main import Command, Group
+from nxpipe.pipeline.cli.param_types import Choice
 from nxpipe.pipeline.config.prices import OWN_TABLE, Purchase, load_prices
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import InputInvalid
@@ -28,9 +29,7 @@ def prices() -> None:
 @prices.command(cls=Command)
 @click.argument("what", nargs=-1, metavar="[INSTANCE_TYPE]...")
 @click.option("--region", "regions", multiple=True, metavar="REGION", help="Only prices of this region; repeatable.")
-@click.option(
-    "--purchase", type=click.Choice([each.value for each in Purchase]), help="Only prices of this way of buying."
-)
+@click.option("--purchase", type=Choice([each.value for each in Purchase]), help="Only prices of this way of buying.")
 @click.option("--sources", is_flag=True, help="Print the source of each price instead of a table.")
 @click.pass_obj
 def ls(console: Console, what: tuple[str, ...], regions: tuple[str, ...], purchase: str | None, sources: bool) -> None:

@@ -11,6 +11,7 @@ from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.channel import change_options, record, require_unmanaged
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import require_reason, without_evidence_option
+from nxpipe.pipeline.cli.param_types import Count
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 @click.command(cls=Command)
 @click.argument("names", metavar="MODEL@KEY...", nargs=-1, required=True)
 @change_options
-@click.option("--expect", type=click.IntRange(0), metavar="N", help="Fail unless the channel is at generation N.")
+@click.option("--expect", type=Count(0), metavar="N", help="Fail unless the channel is at generation N.")
 @without_evidence_option
 @click.pass_obj
 def promote(
@@ -55,7 +56,7 @@ def promote(
       nxpipe promote acme/rank@71f0aa --channel production --without-evidence device --reason "first promotion"
     """
     from nxpipe.artifact_store.channel import change
-    from nxpipe.pipeline.artifacts.channels import rehearsals_of
+    from nxpipe.pipeline.artifacts.channels import new_channel_warning, rehearsals_of
     from nxpipe.pipeline.artifacts.identity import current_identity
     from nxpipe.pipeline.artifacts.requirements import requirements, unserved_channel_warning
     from nxpipe.pipeline.config import load_config
@@ -64,7 +65,9 @@ def promote(
     require_unmanaged(channel, past_rollouts=past_rollouts)
     config, folder = load_config(config_path, os.environ, missing_ok=True), config_path.parent
     opened = open_uncached_store(store, config_path, console)
-    if sentence := unserved_channel_warning(config, channel):
+    if (sentence := unserved_channel_warning(config, channel)) or (
+        sentence := new_channel_warning(opened, config, channel)
+    ):
         console.say(f"Note: {sentence}")
     author = change.Author(actor or current_identity(), reason, author_signature(key, config, folder, channel, opened))
     waiver = change.EvidenceWaiver.of(without, reason)
@@ -78,5 +81,5 @@ def _select(store: "Store", names: tuple[str, ...]) -> "list[Published]":
     from nxpipe.artifact_store.names import choose
 
     published = store.list()
-    chosen = [choose(name, published, store.url) for name in names]
+    chosen = [choose(name, published, store.url, store.serving_channels) for name in names]
     return list({artifact.request_key: artifact for artifact in chosen}.values())

@@ -10,6 +10,7 @@ import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import DEVICES, Label, config_option, key_option, limit_option, store_option
+from nxpipe.pipeline.cli.param_types import Choice, Count, DurationType
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.text import table
 
@@ -31,7 +32,7 @@ _COLUMNS = ("program", "output", "cosine", "max rel", "p50", "p99", "clock")
 )
 @click.option(
     "--runs",
-    type=click.IntRange(min=20),
+    type=Count(20),
     default=100,
     show_default=True,
     metavar="N",
@@ -39,7 +40,7 @@ _COLUMNS = ("program", "output", "cosine", "max rel", "p50", "p99", "clock")
 )
 @click.option(
     "--device",
-    type=click.Choice(DEVICES),
+    type=Choice(DEVICES),
     default="auto",
     show_default=True,
     help="The library that drives the devices; auto is nrtpy if it is installed, else libnrt.",
@@ -48,20 +49,19 @@ _COLUMNS = ("program", "output", "cosine", "max rel", "p50", "p99", "clock")
 @click.option(
     "--on",
     "place",
-    type=click.Choice(["local", "batch"]),
+    type=Choice(["local", "batch"]),
     default="local",
     show_default=True,
     help="This machine, or a job on AWS Batch in a queue of [prove].",
 )
 @click.option(
     "--start-limit",
-    type=click.FloatRange(min=1),
-    default=1800.0,
+    type=DurationType(1, unit="s"),
+    default="30m",
     show_default=True,
-    metavar="SECONDS",
     help="With --on batch: end the job if no instance runs it within this time.",
 )
-@key_option
+@key_option("the evidence")
 @store_option
 @config_option
 @click.pass_obj

@@ -21,10 +21,11 @@ from nxpipe.pipeline.cli.options import (
     store_option,
     without_evidence_option,
 )
-from nxpipe.pipeline.cli.param_types import Expectation, Percentage
+from nxpipe.pipeline.cli.param_types import Choice, Expectation, Share
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.release.options import GATES, ExpectedGeneration, ReleaseOptions
 from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.exit_codes import row_of
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.config import Config
@@ -47,19 +48,19 @@ _LOCATION_OPTIONS: Final = (("store", "--store"), ("config_path", "--config"))
 @click.option("--only", "names", multiple=True, metavar="NAME", help="Release only this model; repeatable.")
 @click.option(
     "--threshold",
-    type=Percentage(),
+    type=Share(100.0),
     default="5%",
     show_default=True,
     help="The largest predicted slowdown of a program against the one that the channel serves.",
 )
-@click.option("--skip", "skipped", multiple=True, type=click.Choice(GATES), help="Skip this gate; repeatable.")
+@click.option("--skip", "skipped", multiple=True, type=Choice(GATES), help="Skip this gate; repeatable.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait for the rollouts to end.")
 @click.option("--dry-run", is_flag=True, help="Print what each gate would do and the build plan; change nothing.")
 @executor_options
 @click.option("--reason", type=REASON, default="", help="The reason, for the channel's log.")
 @without_evidence_option
 @click.option("--actor", type=ACTOR, help="The identity in the channel's log.  [default: as for nxpipe promote]")
-@key_option
+@key_option("artifacts and promotions")
 @store_option
 @config_option
 @click.pass_context
@@ -197,5 +198,5 @@ def _run(release_context: "ReleaseContext") -> int:
     run = ReleaseRun(report_gate)
     code = run.run(release_context)
     if code:
-        console.complain(f"{run.results[-1].gate}: {run.results[-1].sentence}")
+        console.complain(f"{run.results[-1].gate}: {run.results[-1].sentence}", code=row_of(code))
     return code

@@ -10,15 +10,16 @@ from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.channel import change_options, record, require_unmanaged
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import OneLine
+from nxpipe.pipeline.cli.param_types import Count
 from nxpipe.pipeline.util.console import Console
 
 
 @click.command(cls=Command)
 @change_options
 @click.option(
-    "--to", type=click.IntRange(1), metavar="N", help="The generation to restore.  [default: the last one that differs]"
+    "--to", type=Count(1), metavar="N", help="The generation to restore.  [default: the last one that differs]"
 )
-@click.option("--expect", type=click.IntRange(1), metavar="N", help="Fail unless the channel is at generation N.")
+@click.option("--expect", type=Count(1), metavar="N", help="Fail unless the channel is at generation N.")
 @click.option(
     "--despite-policy",
     "despite",

@@ -18,6 +18,7 @@ from nxpipe.pipeline.cli.options import (
     require_device_options,
     store_option,
 )
+from nxpipe.pipeline.cli.param_types import Count
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import WouldOverwrite
@@ -57,7 +58,7 @@ _LARGEST_INPUT = 4096 * MiB
 @click.option(
     "--generate",
     "new_tokens",
-    type=click.IntRange(1),
+    type=Count(1),
     metavar="N",
     help="With --text or --chat: generate at most N tokens.  [default: 64]",
 )

@@ -20,6 +20,7 @@ from nxpipe.pipeline.cli.options import (
     require_emulator_options,
     store_option,
 )
+from nxpipe.pipeline.cli.param_types import Choice, Count, DurationType, Share
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import MissingSoftware
 from nxpipe.pipeline.verify.execution import ExecutionOptions
@@ -126,7 +127,7 @@ def choice_options(verb: str) -> Callable[[_Function], _Function]:
 @click.argument("artifact", required=False)
 @choice_options("Serve")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0 for all.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="The port; 0: a free one.")
+@click.option("--port", type=Count(0, 65535), default=8000, show_default=True, help="The port; 0: a free one.")
 @click.option(
     "--name",
     "names",
@@ -135,18 +136,18 @@ def choice_options(verb: str) -> Callable[[_Function], _Function]:
     help="The model's name in requests; repeatable.  [default: its id]",
 )
 @click.option(
-    "--rows", type=click.IntRange(1), metavar="N", help="Serve the programs of this batch size.  [default: the largest]"
+    "--rows", type=Count(1), metavar="N", help="Serve the programs of this batch size.  [default: the largest]"
 )
 @click.option(
     "--copies",
-    type=click.IntRange(1),
+    type=Count(1),
     default=1,
     show_default=True,
     help="Copies of the model, each on cores of its own.",
 )
 @click.option(
     "--max-waiting",
-    type=click.IntRange(1),
+    type=Count(1),
     default=256,
     show_default=True,
     metavar="N",
@@ -154,43 +155,39 @@ def choice_options(verb: str) -> Callable[[_Function], _Function]:
 )
 @click.option(
     "--max-tokens",
-    type=click.IntRange(1),
+    type=Count(1),
     metavar="N",
     help="Tokens of one request, prompt and answer.  [default: the KV cache's]",
 )
 @click.option(
     "--request-timeout",
-    type=click.FloatRange(0, min_open=True),
-    metavar="SECONDS",
+    type=DurationType(unit="s"),
     help="End a request that takes longer.  [default: none]",
 )
 @click.option(
     "--drain-delay",
-    type=click.FloatRange(0),
-    default=1.0,
+    type=DurationType(zero=True, unit="s"),
+    default="1s",
     show_default=True,
-    metavar="SECONDS",
     help="After SIGTERM: answer new requests for so long, while /readyz fails.",
 )
 @click.option(
     "--drain-timeout",
-    type=click.FloatRange(0),
-    default=30.0,
+    type=DurationType(zero=True, unit="s"),
+    default="30s",
     show_default=True,
-    metavar="SECONDS",
     help="After SIGTERM: wait so long for accepted requests.",
 )
 @click.option(
     "--keep-alive",
-    type=click.FloatRange(1),
-    default=75.0,
+    type=DurationType(1, unit="s"),
+    default="75s",
     show_default=True,
-    metavar="SECONDS",
     help="Close a connection without requests after this time; longer than the load balancer's idle timeout.",
 )
 @click.option(
     "--pooling",
-    type=click.Choice(["mean", "cls", "last"]),
+    type=Choice(["mean", "cls", "last"]),
     default="mean",
     show_default=True,
     help="How tokens become an embedding.",
@@ -212,8 +209,8 @@ def choice_options(verb: str) -> Callable[[_Function], _Function]:
 )
 @click.option(
     "--shadow-match",
-    type=click.FloatRange(0, 1),
-    default=1.0,
+    type=Share(),
+    default="100%",
     show_default=True,
     help="The share of tokens before the first difference below which the second server's answer is bad.",
 )

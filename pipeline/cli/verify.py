@@ -20,6 +20,7 @@ from nxpipe.pipeline.cli.options import (
     require_device_options,
     store_option,
 )
+from nxpipe.pipeline.cli.param_types import Choice, Count
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.config.models import Autocast
 from nxpipe.pipeline.util.console import Console
@@ -55,7 +56,7 @@ class _Labelled:
 @click.option(
     "--also",
     multiple=True,
-    type=click.Choice(get_args(Autocast)),
+    type=Choice(get_args(Autocast)),
     help="Also verify this autocast mode; repeatable.",
 )
 @click.option(
@@ -69,13 +70,13 @@ class _Labelled:
 @click.option("--layers", is_flag=True, help="Compare every layer and report the first one beyond [verify].")
 @click.option(
     "--slice-layers",
-    type=click.IntRange(min=1),
+    type=Count(1),
     metavar="N",
     help="Verify only the first N layers, for a model too large for this machine.",
 )
 @click.option(
     "--steps",
-    type=click.IntRange(min=1),
+    type=Count(1),
     default=None,
     metavar="K",
     help="Verify K decode steps after the prompt, each on the KV cache of the previous step.",

@@ -134,7 +134,8 @@ def _tokenised(texts: list[str], source: "ModelSource") -> list[list[int]]:
 
     if source.folder is None:
         raise ModelSourceError(
-            f"--prompts: {source.id} comes without a tokenizer; pass the model's folder, or token ids as JSON lists"
+            f"--prompts: {source.id} does not include a tokenizer; pass the model's folder with --model-id, or token "
+            "ids as a JSON list"
         )
     try:
         return token_ids(source.folder, texts)

@@ -27,6 +27,7 @@ from nxpipe.pipeline.models.versions import LIBRARIES, library_version, optional
 from nxpipe.pipeline.models.weights import Arrays, Weights, WeightsSource, sha256_of_file
 from nxpipe.pipeline.util.errors import BuildRefused, MissingSoftware, ModelSourceError
 from nxpipe.pipeline.util.files import DocumentInvalid, MiB, expanded, json_of, read_file
+from nxpipe.pipeline.util.text import did_you_mean
 
 if TYPE_CHECKING:
     from nxpipe.emulator.capture import CaptureRequest
@@ -206,6 +207,7 @@ def resolve(
     model_id: str, *, revision: str | None = None, task: str | None = None, files: bool = False
 ) -> PretrainedModel:
     """Find a model by folder or hub id. `files` includes its weights and tokenizer, not only its configuration."""
+    _require_readable_kind(model_id)
     if looks_like_folder(model_id):
         folder = expanded(model_id)
         config = _read_config(folder)
@@ -224,6 +226,32 @@ def resolve(
     return PretrainedModel(model_id, commit, config, task or task_of(config), folder)
 
 
+_PICKLES: Final = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
+
+
+def _require_readable_kind(model_id: str) -> None:
+    """Refuse a file that is no model: by its suffix, say what to pass instead."""
+    path = expanded(model_id)
+    if not path.is_file() or not (path.suffix or model_id.startswith((".", "/", "~"))):
+        return
+    if path.suffix in _PICKLES:
+        raise ModelSourceError(
+            f"{path.name} is a pickle, which nxpipe never loads; export the model instead: "
+            f'torch.export.save(torch.export.export(model, args), "{path.stem}.pt2")'
+        )
+    if path.name == "config.json" or path.suffix == ".safetensors":
+        raise ModelSourceError(f"{path.name} is one file of a model; pass its folder: {path.parent}")
+    raise ModelSourceError(f"{path.name} is no model; pass a folder with a config.json, a .pt2 or an .onnx file")
+
+
+def _folders_beside(folder: Path) -> list[str]:
+    """Folders of models beside a missing one, for a suggestion."""
+    try:
+        return [each.name for each in folder.parent.iterdir() if (each / "config.json").is_file()]
+    except OSError:
+        return []
+
+
 def looks_like_folder(model_id: str) -> bool:
     return model_id.startswith((".", "/", "~")) or Path(model_id).is_dir()
 
@@ -239,7 +267,8 @@ def _read_config(folder: Path) -> dict[str, object]:
 def _parsed_config(folder: Path) -> dict[str, object]:
     path = folder / "config.json"
     if not folder.is_dir():
-        raise ModelSourceError(f"{folder}: no such folder; pass a folder with a config.json, or a hub id")
+        hint = did_you_mean(folder.name, _folders_beside(folder)) or "; pass a folder with a config.json, or a hub id"
+        raise ModelSourceError(f"{folder}: no such folder{hint}")
     if not path.is_file():
         raise ModelSourceError(f"{folder}: holds no config.json; {_config_advice(folder)}")
     try:
@@ -397,11 +426,13 @@ def _unreachable(model_id: str, failure: Exception | None, *, files: bool) -> Mo
     why = f" ({type(failure).__name__})" if failure else ""
     similar = nearest(model_id)
     hint = f"; did you mean {' or '.join(similar[:2])}?" if similar and not find(model_id) else ""
-    remedy = (
-        "pass --weights random:0 or a folder with the weights" if files else "pass a folder that holds its config.json"
-    )
+    beside = did_you_mean(model_id, _folders_beside(Path(model_id)))
+    if beside and not files:
+        hint = beside.replace("mean '", "mean './")
+    to_pass = "--weights random:0 or a folder with the weights" if files else "a folder with its config.json"
     return ModelSourceError(
-        f"the {missing} of {model_id!r} are neither on this machine nor available from the hub{why}; {remedy}{hint}"
+        f"cannot find the {missing} of {model_id!r}: not in the local cache, and the hub is unreachable or has "
+        f"none{why}; pass {to_pass}, or go online{hint}"
     )
 
 

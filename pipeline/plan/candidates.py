@@ -19,6 +19,7 @@ from nxpipe.pipeline.predict.architectures import architecture
 from nxpipe.pipeline.predict.work import Architecture, NotPredicted, kv_heads_of_rank
 from nxpipe.pipeline.util.errors import InputInvalid
 from nxpipe.pipeline.util.files import DocumentInvalid, json_of, read_file
+from nxpipe.pipeline.util.text import did_you_mean
 
 _GIB: Final = 1 << 30
 _BYTES: Final = 2  # of a weight, an activation or an entry of the KV cache
@@ -320,10 +321,9 @@ def instances_of(names: Sequence[str]) -> list[Instance]:
         of_family = {key: each for key, each in INSTANCES.items() if each.family == name}
         chosen = of_family or {key: each for key, each in INSTANCES.items() if key == name}
         if not chosen:
-            families = ", ".join(dict.fromkeys(each.family for each in INSTANCES.values()))
-            raise InputInvalid(
-                f"--instance {name}: no Neuron instance type with published figures; pass a type such as "
-                f"inf2.48xlarge, or a family: {families}"
-            )
+            families = list(dict.fromkeys(each.family for each in INSTANCES.values()))
+            hint = did_you_mean(name, [*INSTANCES, *families])
+            remedy = hint or f"; pass a type such as inf2.48xlarge, or a family: {', '.join(families)}"
+            raise InputInvalid(f"--instance {name}: no Neuron instance type with published figures{remedy}")
         found |= chosen
     return list(found.values())

@@ -34,10 +34,16 @@ def _descriptions() -> Any:
 @contextmanager
 def convert_sdk_errors(action: str) -> Iterator[None]:
     """Convert SDK errors to AwsError; `action` is an infinitive phrase, as in "list the queues"."""
-    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
 
     try:
         yield
+    except NoCredentialsError as error:
+        raise AwsError(f"no AWS credentials found, which it takes to {action}; set AWS_PROFILE, or log in") from error
+    except NoRegionError as error:
+        raise AwsError(
+            f"no AWS region is set, which it takes to {action}; set [project] region in nxpipe.toml, or AWS_REGION"
+        ) from error
     except (BotoCoreError, ClientError) as error:
         raise AwsError(f"AWS: cannot {action}: {str(error).rstrip('.')}") from error
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from nxpipe.pipeline.util.exit_codes import ExitCode
 from nxpipe.pipeline.util.text import (
     folded,
     for_json,
@@ -69,8 +70,13 @@ class Console:
         if self.verbose:
             self.say(*lines)
 
-    def complain(self, first: str, *further: str) -> None:
-        """Print an error, even with --quiet."""
+    def complain(self, first: str, *further: str, code: ExitCode | None = None, see: str | None = None) -> None:
+        """Print an error, even with --quiet. With --json, an error that ends the command with `code` is one document on
+        one line. `see` is the command whose help explains it."""
+        if self.json and code is not None:
+            self.data_line({"error": _error_document(code, (first, *further), see)}, err=True)
+            return
+        first = f"{first} (see {see})" if see else first
         _write([style("Error: ", fg="red", bold=True) + first, *further], sys.stderr)
 
     def trace(self, text: str) -> None:
@@ -113,6 +119,13 @@ class Console:
         if live:
             self.clear_row()
         self.say(f"  {title} {style(f'{time.monotonic() - started:.1f} s', dim=True)}")
+
+
+def _error_document(code: ExitCode, lines: Sequence[str], see: str | None) -> dict[str, object]:
+    """The error document of docs/reference/exit-codes.md."""
+    hint = f"See `{see}`; nothing was changed." if see else code.remedy
+    document = {"exit_code": code.number, "name": code.name, "message": lines[0], "hint": hint}
+    return document | ({"details": list(lines[1:])} if len(lines) > 1 else {})
 
 
 class Guarded:

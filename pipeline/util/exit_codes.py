@@ -292,6 +292,11 @@ def exit_code_of(error: BaseException) -> ExitCode | None:
     return None
 
 
+def row_of(number: int) -> ExitCode:
+    """The row of a number."""
+    return next(row for row in TABLE if row.number == number)
+
+
 def combined_code(codes: Iterable[int]) -> int:
     """The exit code of a build, from the codes of its failed cells: the common one, else INCOMPLETE; 0 without any."""
     distinct = set(codes)

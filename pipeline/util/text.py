@@ -15,10 +15,25 @@ from unicodedata import category
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The most similar known word, or None if none is similar."""
-    by_folded = {name.casefold(): name for name in known}
-    close = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.6)
+    """The known word that was meant, or None if none is similar: the same letters, a prefix of one word only, then the
+    most similar."""
+    by_folded = {_folded(name): name for name in known}
+    wanted = _folded(word)
+    if wanted in by_folded:
+        return by_folded[wanted]
+    begun = [folded for folded in by_folded if len(wanted) >= _SHORTEST and folded.startswith(wanted)]
+    if len(begun) == 1:
+        return by_folded[begun[0]]
+    close = difflib.get_close_matches(wanted, by_folded, n=1, cutoff=0.6)
     return by_folded[close[0]] if close else None
+
+
+_SHORTEST: Final = 3  # letters of a prefix that is no accident
+
+
+def _folded(word: str) -> str:
+    """Without what people mix up: capitals, hyphens, underscores, blanks."""
+    return re.sub(r"[\s_-]+", "-", word.casefold()).strip("-")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

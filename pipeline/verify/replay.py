@@ -1,6 +1,7 @@
 """Programs run on inputs: inference for `nxpipe run`, and stored artifacts compared on their stored inputs."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
@@ -78,7 +79,10 @@ class RunInputs:
             return ProgramInputs([blank | dict(self.tensors)], "the given inputs")
         reads = default[0].keys() - blank.keys()
         if reads != _READ_TEXT or source is None:
-            raise BuildRefused(f"{shape.name} reads {', '.join(sorted(reads))}, not text alone; pass --input FILE")
+            raise BuildRefused(
+                f"{shape.name} reads {', '.join(sorted(reads))}, not text alone; pass --input FILE, or generate "
+                "text with nxpipe generate"
+            )
         from nxpipe.pipeline.models.prompts import Prompts
 
         try:
@@ -170,7 +174,8 @@ def run_on_devices(
 
 def _inputs_of(stored: StoredProgram, artifact: StoredArtifact, user_inputs: RunInputs) -> "ProgramInputs":
     largest = max(program.executable.sequence for program in artifact.programs)
-    return user_inputs.to(stored.program, artifact.inputs(stored), artifact.source, _shape(stored), largest)
+    with artifact.source_with_tokenizer() if user_inputs.texts else nullcontext(artifact.source) as source:
+        return user_inputs.to(stored.program, artifact.inputs(stored), source, _shape(stored), largest)
 
 
 def _shape(stored: StoredProgram) -> Shape:

@@ -4,9 +4,11 @@ Every byte is checked against its digest, and every program against the manifest
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final
 
 from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.models.source import PretrainedModel
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 
 _REMEDY = "build the model again"
+TOKENIZER: Final = "tokenizer.json"
 
 
 def core_of(manifest: "Manifest") -> str:
@@ -140,6 +143,20 @@ class StoredArtifact:
     source: PretrainedModel | None  # None for a program file, which has no model class
     weights: Arrays
     programs: tuple[StoredProgram, ...]
+    companions: Mapping[str, bytes]  # files of the model beside its weights, such as its tokenizer
+
+    @contextmanager
+    def source_with_tokenizer(self) -> Iterator[PretrainedModel | None]:
+        """The source, in a temporary folder with the stored tokenizer if there is one: tokenizers are read by files."""
+        if self.source is None or TOKENIZER not in self.companions:
+            yield self.source
+            return
+        with TemporaryDirectory(prefix="nxpipe-") as name:
+            folder = Path(name) / "model"
+            folder.mkdir()
+            for path, data in self.companions.items():
+                (folder / path).write_bytes(data)
+            yield replace(self.source, folder=folder)
 
     @property
     def core(self) -> str:
@@ -191,7 +208,8 @@ def read_artifact(published: "Published", store: "Store", step: Step, *, weights
         files = {file.path: store.read_blob(file.blob) for file in manifest.files}
         evidence = complete_evidence(manifest, store.evidence(published.manifest_digest))
         programs = tuple(_stored(manifest, executable, files, evidence, store) for executable in manifest.executables)
-    return StoredArtifact(manifest, _source(manifest, files), arrays, programs)
+    companions = {path: data for path, data in files.items() if path == Path(path).name}  # not graphs and tables
+    return StoredArtifact(manifest, _source(manifest, files), arrays, programs, companions)
 
 
 def _weights(manifest: "Manifest", kinds: Mapping[str, "TensorType"], store: "Store") -> Arrays:

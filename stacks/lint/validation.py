@@ -186,7 +186,7 @@ def _findings(report: cdk.PolicyValidationPluginReport, templates: Templates) ->
         for at in violation.violating_resources:
             path = at.construct_path or at.resource_logical_id or ""
             resource = by_path.get(path) or Resource(path.partition("/")[0], None, path, "", path, {})
-            remedy = violation.fix or f"fix it, or accept it with an [[acknowledge]] of {rule}"
+            remedy = violation.fix or "fix it"
             yield Finding(rule, resource, "", what, remedy)
 
 
@@ -196,11 +196,12 @@ def _violations(findings: Iterable[Finding]) -> Iterator[cdk.PolicyViolation]:
     def message(finding: Finding) -> tuple[str, str, str]:
         return finding.rule, finding.what, finding.remedy
 
-    for (rule, what, remedy), same in groupby(sorted(findings, key=message), key=message):
+    for (rule, what, remedy), group in groupby(sorted(findings, key=message), key=message):
+        same = list(group)
         yield cdk.PolicyViolation(
             rule_name=rule,
             description=f"{rule}: {what}",
-            fix=remedy,
+            fix=f"{remedy}; or accept it in nxpipe.toml: {_acknowledgement(rule, same)}",
             severity="error",
             violating_resources=[
                 cdk.PolicyViolatingResource(
@@ -209,6 +210,13 @@ def _violations(findings: Iterable[Finding]) -> Iterator[cdk.PolicyViolation]:
                 for finding in same
             ],
         )
+
+
+def _acknowledgement(rule: str, findings: Sequence[Finding]) -> str:
+    """The table that accepts findings. CDK's own hint names its context, which these rules do not read."""
+    paths = {finding.resource.path for finding in findings}
+    resource = paths.pop() if len(paths) == 1 else "..."
+    return f'[[acknowledge]] rule = "{rule}", resource = "{resource}", reason = "...", expires = YYYY-MM-DD'
 
 
 def guard(app: App, config: Config, folder: Path) -> None:

@@ -64,7 +64,7 @@ def test_what_is_slower_by_more_than_the_threshold_is_a_regression(nxpipe: InPro
     assert "1 program is predicted to be slower by more than 5%: forward-b1-s32" in answer.err
     assert "by 10.0%; `nxpipe diff" in answer.err
     assert nxpipe("bench", *words, "--threshold", "10%").code == OK.number
-    assert nxpipe("bench", *words, "--threshold", "9.9").code == REGRESSION.number
+    assert nxpipe("bench", *words, "--threshold", "9.9%").code == REGRESSION.number
     assert verdicts(nxpipe, *words, "--threshold", "0") == dict.fromkeys(
         ("forward-b1-s16", "forward-b1-s32"), "regression"
     )
@@ -141,8 +141,8 @@ def asked(here: Path) -> BuildSpec:
     return BuildSpec.of(only)
 
 
-@pytest.mark.parametrize("threshold", ["-1%", "much", "nan", "inf"])
-def test_a_threshold_is_a_percentage(nxpipe: InProcess, threshold: str) -> None:
+@pytest.mark.parametrize("threshold", ["-1%", "much", "nan", "inf", "5%%"])
+def test_a_threshold_is_a_share(nxpipe: InProcess, threshold: str) -> None:
     answer = nxpipe("bench", "--threshold", threshold)
     assert answer.code == USAGE.number
-    assert "is not a percentage of at least 0" in answer.err
+    assert "is not a share, as in 5% or 0.05" in answer.err

@@ -111,7 +111,17 @@ def test_nothing_is_overwritten_and_every_file_in_the_way_is_named(nxpipe: InPro
 def test_a_second_init_changes_nothing(nxpipe: InProcess, root: Path) -> None:
     nxpipe("init", str(root))
     before = snapshot(root)
-    assert (nxpipe("init", str(root)).code, snapshot(root)) == (5, before)
+    again = nxpipe("init", str(root))
+    assert (again.code, snapshot(root)) == (0, before)
+    assert again.out.startswith("Nothing to do: ")
+    assert again.out.endswith("package.json are up to date.\n")
+    assert json.loads(nxpipe("init", str(root), "--json").out)["written"] == []
+
+
+def test_a_second_init_with_another_model_is_refused(nxpipe: InProcess, root: Path) -> None:
+    nxpipe("init", str(root))
+    before = snapshot(root)
+    assert (nxpipe("init", str(root), "--model-id", "gpt2").code, snapshot(root)) == (5, before)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +189,7 @@ def test_the_fleets_that_init_writes_are_deployable(
 def test_an_unknown_kind_of_fleet_writes_nothing(nxpipe: InProcess, root: Path) -> None:
     answer = nxpipe("init", str(root), "--fleet", "gpu")
     assert (answer.code, snapshot(root)) == (2, {})
-    assert "'serving', 'training'" in answer.err
+    assert "'gpu' is not one of serving, training" in answer.err
 
 
 def test_the_next_commands_include_those_of_the_cdk_cli(nxpipe: InProcess, root: Path) -> None:

@@ -438,7 +438,9 @@ def test_without_credentials_there_is_one_sentence_and_no_table(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     answer = nxpipe("infra", "preflight")
     assert (answer.code, answer.out) == (32, "")
-    assert "cannot identify the account of the credentials in us-east-1: Unable to locate credentials" in answer.err
+    assert (
+        "no AWS credentials found, which it takes to identify the account of the credentials in us-east-1" in answer.err
+    )
     assert len(answer.err.strip().splitlines()) <= 3
 
 

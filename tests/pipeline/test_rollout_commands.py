@@ -394,7 +394,7 @@ def test_what_a_user_gets_wrong_is_one_sentence_with_the_way_out(fleet: Fleet, m
     with monkeypatch.context() as nobody:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             nobody.delenv(name)
-        answers["Unable to locate credentials"] = (exit_codes.AWS, fleet.rollout("abort", "search"))
+        answers["no AWS credentials found"] = (exit_codes.AWS, fleet.rollout("abort", "search"))
     for sentence, (code, answer) in answers.items():
         assert answer.code == code.number, (sentence, answer)
         assert sentence in answer.err, answer.err

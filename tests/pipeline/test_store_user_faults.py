@@ -417,7 +417,7 @@ def test_a_key_expires_by_the_clock_of_the_store(
         ("store ls --store gs://x", STORE, "starts with 'gs://', which is not a supported scheme"),
         ("store ls --store=", STORE, "names no folder"),
         ("store fsck --repair-from gs://x --store {store}", STORE, "starts with 'gs://'"),
-        ("store show acme/tiny-bret --store {store}", NOT_FOUND, "the nearest are acme/tiny-bert@"),
+        ("store show acme/tiny-bret --store {store}", NOT_FOUND, "did you mean acme/tiny-bert@"),
         ("store show acme/tiny-bert --store {store}", NOT_FOUND, "matches 2 artifacts"),
         ("store show 000000 --store {store}", NOT_FOUND, "there is no artifact '000000'"),
         ("store unpin keept --store {store}", NOT_FOUND, "it has kept"),

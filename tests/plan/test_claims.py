@@ -114,7 +114,7 @@ def test_an_unknown_price_is_said_and_never_counted_as_zero() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--instance", "inf2.larg", "--tokens-per-second", "5", "--model-id", LLAMA], "nearest names are"),
+        (["--instance", "inf2.larg", "--tokens-per-second", "5", "--model-id", LLAMA], "did you mean inf2.xlarge"),
         (["--instance", "inf2.xlarge", "--tokens-per-second", "5", "--model-id", "meta-llama/Llama-3.1-8"], "did you"),
         (["--instance", "inf2.xlarge", "--tokens-per-second", "5"], "it names no model"),
         (["--instance", "inf2.xlarge", "--model-id", LLAMA], "needs tokens_per_second"),

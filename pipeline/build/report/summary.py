@@ -17,7 +17,7 @@ from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.models.configuration import SAVED_PROGRAM, Shape
 from nxpipe.pipeline.models.thresholds import Report
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.exit_codes import INCOMPLETE, INTERNAL, INTERRUPTED, TABLE
+from nxpipe.pipeline.util.exit_codes import INCOMPLETE, INTERNAL, INTERRUPTED, TABLE, row_of
 from nxpipe.pipeline.util.text import human_bytes, plain, style
 
 if TYPE_CHECKING:
@@ -299,9 +299,9 @@ def show_end(console: Console, results: Results, report: Path | None) -> None:
     if results.interrupted:
         console.say("Interrupted. Committed cells stay; `nxpipe build --resume` continues.")
     elif len(failures) == 1 and len(results.cells()) == 1:
-        console.complain(failures[0].message)
+        console.complain(failures[0].message, code=row_of(results.exit_code))
     elif missing:
-        console.complain(*summary(results, report))
+        console.complain(*summary(results, report), code=row_of(results.exit_code))
     elif results.state.attempts and len(results.cells()) > 1:
         console.say(*summary(results, report))
 

@@ -9,7 +9,7 @@ import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option
-from nxpipe.pipeline.cli.param_types import Seconds
+from nxpipe.pipeline.cli.param_types import DurationType
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.text import state_table, table
 
@@ -24,7 +24,7 @@ _SHORTEST: Final = 15 * 60.0  # an instance starts in about ten minutes
 @click.command(cls=Command)
 @click.option(
     "--limit",
-    type=Seconds(),
+    type=DurationType(),
     default="60m",
     show_default=True,
     help="The time after which everything is deleted, at least 15m.",

@@ -3,7 +3,7 @@
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -90,10 +90,20 @@ def _as_json(finding: "Finding") -> dict[str, object]:
     }
 
 
+class _SynthesizedFolder(click.Path):
+    """The output of CDK; a missing one was not written yet."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        folder = super().convert(value, param, ctx)
+        if not folder.exists():
+            raise click.UsageError(f"{folder}: no synthesized templates yet; run: npx cdk synth --quiet", ctx)
+        return folder
+
+
 @click.command(cls=Command)
 @click.option(
     "--app",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=_SynthesizedFolder(file_okay=False, path_type=Path),
     default="cdk.out",
     show_default=True,
     help="The output folder of `npx cdk synth`.",
@@ -139,9 +149,8 @@ def plan(ctx: click.Context, app: Path, origin: str, region: str | None, config_
     else:
         console.page(plan_text(changes, *costs, stale))
     deletions = _deletion_findings(after, config_path)
-    for finding in deletions:
-        console.complain(str(finding))
     if deletions:
+        console.complain(*map(str, deletions), code=FINDINGS)
         ctx.exit(FINDINGS.number)
 
 

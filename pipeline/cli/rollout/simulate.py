@@ -10,6 +10,7 @@ import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option
+from nxpipe.pipeline.cli.param_types import Amount, Choice, Count, Share
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import MissingSoftware
 from nxpipe.pipeline.util.exit_codes import RECORD
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.rollout.simulate import Scenario, SimulationSummary
 
 
-_RATE: Final = click.FloatRange(0, 1, max_open=True)
+_RATE: Final = Share(open_ended=True)
 
 rps_option = click.option(
     "--rps",
-    type=click.FloatRange(0, 1e5, min_open=True),
+    type=Amount(0, 1e5, above=True),
     required=True,
     help="Requests per second, of both versions together.",
 )
@@ -54,14 +55,14 @@ canary_differs_option = click.option(
 )
 latency_scale_option = click.option(
     "--latency-scale",
-    type=click.FloatRange(0.1, 10),
+    type=Amount(0.1, 10),
     default=1.0,
     show_default=True,
     help="The factor of the new version on every latency.",
 )
 latency_tail_option = click.option(
     "--latency-tail",
-    type=click.FloatRange(1, 10),
+    type=Amount(1, 10),
     default=1.0,
     show_default=True,
     help="The factor of the new version on p99; stretches latencies above p95 only.",
@@ -162,7 +163,7 @@ def _cell(prospect: "Prospect") -> str:
 @click.command(cls=Command)
 @click.option(
     "--scenario",
-    type=click.Choice(["steady", "incident", "bursty", "late"]),
+    type=Choice(["steady", "incident", "bursty", "late"]),
     default="steady",
     show_default=True,
     help="The traffic model.",
@@ -176,15 +177,13 @@ def _cell(prospect: "Prospect") -> str:
 @latency_tail_option
 @click.option(
     "--burst",
-    type=click.FloatRange(0.05, 2),
+    type=Amount(0.05, 2),
     default=0.5,
     show_default=True,
     help="For bursty traffic: the standard deviation of the error rate per minute, relative to its mean.",
 )
-@click.option(
-    "--rollouts", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="The number of rollouts."
-)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The random seed.")
+@click.option("--rollouts", type=Count(1, 1_000_000), default=1000, show_default=True, help="The number of rollouts.")
+@click.option("--seed", type=Count(0), default=0, show_default=True, help="The random seed.")
 @config_option
 @click.pass_obj
 def simulate(
@@ -283,7 +282,9 @@ def replay(ctx: click.Context, record: Path) -> None:
         console.page(_replay_text(plan, evaluations))
     if mismatch:
         console.complain(
-            f"evaluation {mismatch.number} of {record} differs from the one computed from its counts: {mismatch.wrong}."
+            f"evaluation {mismatch.number} of {record} differs from the one computed from its counts: "
+            f"{mismatch.wrong}.",
+            code=RECORD,
         )
         ctx.exit(RECORD.number)
     console.say(f"{len(evaluations)} evaluations, all reproduced.")

@@ -16,6 +16,7 @@ from nxpipe.pipeline.cli.options import (
     store_option,
     without_evidence_option,
 )
+from nxpipe.pipeline.cli.param_types import Choice
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 @click.option(
     "--channel", type=Label("channel"), help="Roll out the artifact that this channel serves, instead of ARTIFACT."
 )
-@click.option("--to", type=click.Choice(("blue", "green")), help="Fail unless this is the idle environment.")
+@click.option("--to", type=Choice(("blue", "green")), help="Fail unless this is the idle environment.")
 @click.option(
     "--again",
     is_flag=True,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 @click.option("--wait", is_flag=True, help="Wait until the rollout ends or needs an operator.")
 @click.option(
     "--minute",
-    type=click.Choice(("1", "5", "10", "30", "60")),
+    type=Choice(("1", "5", "10", "30", "60")),
     default="60",
     show_default=True,
     metavar="SECONDS",
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 @click.option("--reason", type=REASON, default="", help="The reason, for the records.")
 @without_evidence_option
 @click.option("--actor", type=ACTOR, help="The identity, for the records.  [default: as for nxpipe promote]")
-@key_option
+@key_option("the changes of channels, not artifacts")
 @store_option
 @config_option
 @click.pass_context

@@ -13,7 +13,7 @@ from nxpipe.pipeline.util.console import Console
 @click.argument("fleet", required=False)
 @click.option("--wait", is_flag=True, help="Wait until the rollout ends or needs an operator.")
 @click.option("--actor", type=ACTOR, help="The identity in the channel's log.  [default: as for nxpipe promote]")
-@key_option
+@key_option("the changes of channels, not artifacts")
 @store_option
 @config_option
 @click.pass_context

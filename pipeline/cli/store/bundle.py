@@ -11,6 +11,7 @@ from click.core import ParameterSource
 from nxpipe.pipeline.artifacts.store_url import open_configured_store
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import Label, config_option, store_option
+from nxpipe.pipeline.cli.param_types import Choice, Count
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.progress import Progress
 from nxpipe.pipeline.util.text import human_bytes
@@ -70,13 +71,13 @@ def export(console: Console, name: str, target: Path, store: str | None, config_
 @click.argument("path", type=click.Path(path_type=Path), metavar="FILE.tar|FOLDER")
 @click.option(
     "--runtime",
-    type=click.Choice(RUNTIMES),
+    type=Choice(RUNTIMES),
     help="PATH is a folder that this serving runtime compiled, with nxpipe: a fetched folder.",
 )
 @click.option("--model-id", metavar="ID", help="The model's id in the store.  [default: the name of its folder]")
 @click.option("--name", type=Label("contract"), help="The contract's name.  [default: the runtime's]")
 @click.option("--target", metavar="TARGET", help="What the folder was compiled for, if it does not say, as in trn2.")
-@click.option("--lnc", type=click.IntRange(1, 8), help="Physical cores of a logical one.  [default: the target's]")
+@click.option("--lnc", type=Count(1, 8), help="Physical cores of a logical one.  [default: the target's]")
 @click.option(
     "--pin", "pins", multiple=True, metavar="P=V", help="A package's exact version, as torch=2.9.0; repeatable."
 )
@@ -98,7 +99,7 @@ def export(console: Console, name: str, target: Path, store: str | None, config_
 @click.option(
     "--command", default="", metavar="TEXT", help="The server's command, for a folder that vLLM does not serve."
 )
-@click.option("--key", metavar="KEY", help="Sign the artifact of a folder with this key, file:PATH or kms:ARN.")
+@click.option("--key", metavar="KEY", help="Sign the artifact of a folder with this key: file:PATH or kms:ARN.")
 @store_option
 @config_option
 @click.pass_context

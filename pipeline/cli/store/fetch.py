@@ -12,6 +12,7 @@ from nxpipe.artifact_store.errors import StoreError
 from nxpipe.pipeline.artifacts.store_url import offline_index, open_configured_store, open_offline_store
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.cli.param_types import Choice
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.progress import Progress
 from nxpipe.pipeline.util.text import human_bytes
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--programs",
-    type=click.Choice(["device", "emulator"]),
+    type=Choice(["device", "emulator"]),
     help="The programs to fetch: those for Neuron devices, which is the default if there are any, or the emulator's.",
 )
 @click.option("--offline", is_flag=True, help="Use only this machine's cache, and report its age.")

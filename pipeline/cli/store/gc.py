@@ -1,7 +1,8 @@
 """`nxpipe store gc`, `pin` and `unpin`: retention of artifacts."""
 
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -9,6 +10,7 @@ from nxpipe.pipeline.artifacts.identity import current_identity
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import REASON, Label, config_option, store_option
+from nxpipe.pipeline.cli.param_types import Bytes, Count, DurationType
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.text import human_bytes, table
 
@@ -83,33 +85,12 @@ def _pin_row(entry: "Pin") -> tuple[str, ...]:
     return entry.name, entry.manifest.sha256[:SHOWN], (entry.expires_at or "never")[:16], entry.actor, entry.reason
 
 
-_UNITS: Final = {"h": 3600, "d": 86400, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-
-
-class Quantity(click.ParamType[int]):
-    """An integer with a unit, in seconds or bytes."""
-
-    def __init__(self, *units: str) -> None:
-        self.name = "N" + "|".join(units)
-        self._units = units
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        for unit in self._units:
-            number = str(value).removesuffix(unit)
-            if number != value and number.isascii() and number.isdigit() and 0 < len(number) < 7 and int(number):
-                return int(number) * _UNITS[unit]
-        return self.fail(f"{value!r} is not an integer with one of the units {', '.join(self._units)}", param, ctx)
-
-
 @click.command(cls=Command)
-@click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Keep the newest N of each model and target.")
-@click.option(
-    "--max-age", type=Quantity("h", "d"), metavar="Nh|Nd", help="Remove artifacts older than this, as in 90d."
-)
+@click.option("--keep", type=Count(1), metavar="N", help="Keep the newest N of each model and target.")
+@click.option("--max-age", type=DurationType(), help="Remove artifacts older than this, as in 90d.")
 @click.option(
     "--budget",
-    type=Quantity("MiB", "GiB", "TiB"),
-    metavar="NMiB|NGiB|NTiB",
+    type=Bytes(),
     help="Remove the oldest artifacts until the others fit, as in 2TiB.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the steps with reasons; change nothing.")
@@ -128,7 +109,8 @@ def gc(
     """Remove orphaned objects, and artifacts beyond the retention rules.
 
     An artifact is removed if any of the rules applies; without rules, only objects left by crashes and repairs are
-    removed. Artifacts stay if they are pinned, or if a channel served them in its last 90 days or 10 generations.
+    removed. Artifacts stay if they are pinned, or if a channel served them lately: in its last 90 days or 10
+    generations.
     Objects younger than a day stay. A removed artifact disappears at once; its bytes are freed a day later.
 
     \b
@@ -148,14 +130,30 @@ def gc(
         console.data(_as_json(planned, outcome))
     elif planned.steps:
         console.page(table(("action", "object", "size", "why"), [_step_row(step) for step in planned.steps]))
-    if outcome is None:
+    if not planned.steps:
+        console.say(f"Nothing to collect in {opened.url}{_kept(planned, ': ')}.")
+    elif outcome is None:
         freed = sum(step.listed.size for step in planned.steps if step.action != "retire")
-        console.say(f"{len(planned.steps)} steps would free {human_bytes(freed)} of {opened.url}; nothing was changed.")
+        console.say(
+            f"{len(planned.steps)} steps would free {human_bytes(freed)} of {opened.url}; nothing was changed"
+            f"{_kept(planned, '; ')}."
+        )
     else:
         console.say(
             f"{len(outcome.done)} steps freed {human_bytes(outcome.freed)} of {opened.url}; "
-            f"{len(outcome.spared)} objects stay, because another process used or changed them during the run."
+            f"{len(outcome.spared)} objects stay, because another process used or changed them during the run"
+            f"{_kept(planned, '; ')}."
         )
+
+
+def _kept(planned: "Plan", separator: str) -> str:
+    """How many artifacts stay, by reason, the most frequent first."""
+    if not planned.kept:
+        return ""
+    reasons = Counter(kept.reason for kept in planned.kept)
+    counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    noun = "artifact is" if len(planned.kept) == 1 else "artifacts are"
+    return f"{separator}{len(planned.kept)} {noun} kept ({counts})"
 
 
 def _step_row(step: "Step") -> tuple[str, ...]:
@@ -176,5 +174,10 @@ def _as_json(planned: "Plan", outcome: "Collected | None") -> dict[str, object]:
                 "spared": (step.action, step.listed.path) in spared,
             }
             for step in planned.steps
+        ],
+        "kept": [
+            {"artifact": kept.record.request_key, "model": kept.record.model_id, "target": kept.record.target}
+            | {"reason": kept.reason}
+            for kept in planned.kept
         ],
     }

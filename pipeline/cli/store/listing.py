@@ -12,6 +12,7 @@ import click
 from nxpipe.pipeline.artifacts.store_url import open_configured_store, open_uncached_store
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.cli.param_types import Count
 from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.text import for_terminal, human_bytes, style, table
@@ -29,7 +30,7 @@ _COLUMNS = ("key", "model", "target", "programs", "size", "published")
 @click.command(cls=Command)
 @click.option("--model", metavar="ID", help="Only artifacts of this model; `*` matches any text, as in 'acme/*'.")
 @click.option("--target", metavar="NAME", help="Only artifacts for this target, as in inf2.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
+@click.option("--limit", type=Count(1), metavar="N", help="Only the newest N.")
 @store_option
 @config_option
 @click.pass_obj

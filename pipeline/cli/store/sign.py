@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from nxpipe.artifact_store.errors import Refused
-from nxpipe.pipeline.artifacts.signing import builder_id, chosen_signer, named_public_key, signing_policy
+from nxpipe.pipeline.artifacts.signing import builder_id, chosen_signer, public_key_of, signing_policy
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import OneLine, config_option, key_option, store_option
+from nxpipe.pipeline.cli.options import OneLine, config_option, key_option, public_key_option, store_option
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def keygen(console: Console, file: Path, public_of: str | None) -> None:
 
 @click.command(cls=Command)
 @click.argument("name")
-@key_option
+@key_option("the artifact")
 @click.option(
     "--builder",
     type=OneLine(512),
@@ -93,19 +93,12 @@ def sign(
 
 @click.command("verify-signature", cls=Command)
 @click.argument("name")
-@click.option(
-    "--public-key",
-    "files",
-    type=click.Path(dir_okay=False, path_type=Path),
-    multiple=True,
-    metavar="FILE",
-    help="A public key in PEM; repeatable.  [default: the keys of [signing] in nxpipe.toml]",
-)
+@public_key_option
 @store_option
 @config_option
 @click.pass_obj
 def verify_signature(
-    console: Console, name: str, files: tuple[Path, ...], store: str | None, config_path: Path
+    console: Console, name: str, public_keys: tuple[str, ...], store: str | None, config_path: Path
 ) -> None:
     """Verify an artifact's signatures and print the signed statement.
 
@@ -114,12 +107,12 @@ def verify_signature(
 
     \b
     Example:
-      nxpipe store verify-signature bert-base-uncased@4e9ce0 --public-key release.key.pub
+      nxpipe store verify-signature bert-base-uncased@4e9ce0 --public-key file:release.key.pub
       nxpipe store verify-signature bert-base-uncased --json
     """
     from nxpipe.artifact_store.trust.signatures import Signatures
 
-    keys = {str(path): named_public_key(path) for path in files} or _trusted_keys(config_path)
+    keys = {key: public_key_of(key) for key in public_keys} or _trusted_keys(config_path)
     opened = open_uncached_store(store, config_path, console)
     published, signatures = opened.resolve(name), Signatures(opened)
     statements = {label: signatures.by(key, published.manifest_digest) for label, key in keys.items()}
@@ -144,7 +137,7 @@ def _trusted_keys(config_path: Path) -> "dict[str, PublicKey]":
 
     policy = signing_policy(load_config(config_path, os.environ, missing_ok=True), config_path.parent)
     if policy is None or not policy.trusted:
-        raise Refused("no public key is given; pass --public-key FILE, or set [[signing.trusted]] in nxpipe.toml")
+        raise Refused("no public key is given; pass --public-key file:PATH, or set [[signing.trusted]] in nxpipe.toml")
     return {trusted.name: trusted.key for trusted in policy.trusted}
 
 
