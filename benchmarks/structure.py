@@ -46,13 +46,13 @@ LAYERS: Final = (
 )
 
 LIMITS: Final = {
-    "modules": 545,  # 475 before contracts, the gate, predictions, profiles, the schedule of kernels; 511 before plans
+    "modules": 553,  # 475 before contracts, predictions, profiles; 511 before plans; 545 before one design of pages, ui
     "upward imports": 0,
     "cycles at import time": 0,
     "cycles counting imports inside functions": 0,
     "single importers": 90,  # 60 before parts of the agent; 65 before profiles and the schedule; 76 before plans
     "duplicate public classes": 0,
-    "modules of pipeline on the path of nxpipe build": 40,  # 35 before its report had times of AWS's compiler
+    "modules of pipeline on the path of nxpipe build": 47,  # 40 before its report had charts, and changes of channels
 }
 LISTS: Final = (
     *("empty", "long", "single", "named", "cycles", "duplicates", "names", "upward", "unlayered", "click", "path"),

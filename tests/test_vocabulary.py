@@ -54,7 +54,8 @@ FIXED: Final[dict[str, frozenset[str]]] = {
     "stacks/rollout/state_machine.py": frozenset(["tell", "told"]),  # state names and paths of running executions
     # Fields of job, plan and report documents, and a word of event lines.
     "pipeline/build/jobs.py": frozenset({"asked", "said"}),
-    "pipeline/build/report/document.py": frozenset({"asked"}),
+    "pipeline/build/report/document.py": frozenset({"asked", "yardstick"}),
+    "pipeline/build/report/figures.py": frozenset({"asked"}),
     "pipeline/build/report/html.py": frozenset({"asked"}),
     "pipeline/build/report/plan_text.py": frozenset({"asked"}),
     # A field of the rollout's state, and texts of decision records, which form a digest chain.

@@ -7,11 +7,15 @@ two predictions differ only by differences of the programs.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from nxpipe.pipeline.artifacts.difference import FIGURES, identity, measured_times, number_at
+from nxpipe.artifact_store.channel.log import channels
+from nxpipe.artifact_store.trust.channel_trust import ALL
+from nxpipe.pipeline.artifacts.channels import fleet_of_channel
+from nxpipe.pipeline.artifacts.difference import FIGURES, identity, measured_times, number_at, weights_drift
 from nxpipe.pipeline.compile import artifact_files
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.channel.generation import Served
     from nxpipe.artifact_store.evidence import Timing
     from nxpipe.artifact_store.manifest import Manifest
 
@@ -116,3 +120,27 @@ def predicted_times(
         )
         for program in manifest.executables
     }
+
+
+def served_comparisons(manifest: "Manifest", store: "Store") -> list[dict[str, object]]:
+    """The artifact against those that channels serve for the same model and target: predicted times of the programs
+    that both have, and the drift of the weights. Channels that rollouts change are left out."""
+    found = []
+    for channel in channels(store.backend):
+        tip = None if fleet_of_channel(channel) else ALL.tip(store, channel)
+        for served in tip.artifacts if tip else ():
+            if served.slot == (manifest.model.id, manifest.target):
+                found.append({"channel": channel, "artifact": served.name} | _compared(manifest, served, store))
+    return found
+
+
+def _compared(manifest: "Manifest", served: "Served", store: "Store") -> dict[str, object]:
+    if served.manifest.sha256 == manifest.digest:
+        return {"same": True}
+    before = store.manifest(served.manifest)
+    programs = [
+        {"program": line.program.name, "before_ns": line.before.ns, "after_ns": line.program.ns}
+        for line in bench(manifest, before, store)
+        if line.before
+    ]
+    return {"same": False, "programs": programs, "drift": weights_drift(before, manifest, store)}

@@ -1,8 +1,10 @@
 """Differences between two artifacts below their digests: programs, graphs, tensors."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.artifact_store.weights import read_weights
@@ -235,6 +237,57 @@ def _change(name: str, old: "np.ndarray[Any, Any]", new: "np.ndarray[Any, Any]")
     if not size:
         return TensorChange(name, None, "all elements were 0")
     return TensorChange(name, distance / size)
+
+
+_DRIFT_BYTES: Final = 256 << 20  # of changed tensors, which are read from both artifacts
+_LAYER: Final = re.compile(r"(.*?\.\d+)\.")
+
+
+def weights_drift(before: "Manifest", after: "Manifest", store: "Store") -> dict[str, object]:
+    """The norm of the differences over the norm before, by group of tensors: each layer of a stack, else each module.
+
+    Equal tensors are not read. `groups` is None, and `why` says so, if more bytes changed than are worth reading.
+    """
+    old, new = ({tensor.name: tensor for tensor in side.weights} for side in (before, after))
+    common = [name for name, tensor in new.items() if name in old and _is_comparable(old[name], tensor)]
+    changed = [name for name in common if old[name].blob != new[name].blob]
+    equal, size = len(common) - len(changed), sum(old[name].blob.size + new[name].blob.size for name in changed)
+    counts = {"equal": equal, "changed": len(changed), "only_in_one": len(old) + len(new) - 2 * len(common)}
+    if size > _DRIFT_BYTES:
+        return counts | {"groups": None, "why": f"{len(changed):,} tensors changed, and {size:,} bytes would be read"}
+    sums: dict[str, list[float]] = {}
+    reading = (read_weights(store.blobs, [tensors[name] for name in changed]) for tensors in (old, new))
+    for (one, one_bytes), (other, other_bytes) in zip(*reading, strict=True):
+        distance, norm = _squares(_elements(one, one_bytes), _elements(other, other_bytes))
+        group = sums.setdefault(_group(one.name), [0.0, 0.0, 0])
+        group[0], group[1], group[2] = group[0] + distance, group[1] + norm, group[2] + 1
+    groups = [
+        {"group": name, "tensors": int(count), "relative": (distance / norm) ** 0.5}
+        for name, (distance, norm, count) in sums.items()
+        if norm and isfinite(distance) and isfinite(norm)
+    ]
+    return counts | {"groups": groups}
+
+
+def _is_comparable(old: "Tensor", new: "Tensor") -> bool:
+    return old.shape == new.shape and {old.dtype, new.dtype} <= _known_types()
+
+
+def _group(tensor: str) -> str:
+    """`model.layers.3` of a layer's tensor, else the module that has it."""
+    layer = _LAYER.match(tensor)
+    return layer[1] if layer else tensor.rpartition(".")[0] or tensor
+
+
+def _squares(old: "np.ndarray[Any, Any]", new: "np.ndarray[Any, Any]") -> tuple[float, float]:
+    """The sums of the squared differences and of the squares before."""
+    import numpy as np
+
+    distance = norm = 0.0
+    for start in range(0, len(old), _BLOCK):
+        old_block, new_block = (side[start : start + _BLOCK].astype(np.float64) for side in (old, new))
+        distance, norm = distance + float(((new_block - old_block) ** 2).sum()), norm + float((old_block**2).sum())
+    return distance, norm
 
 
 def _elements(tensor: "Tensor", data: bytes | memoryview) -> "np.ndarray[Any, Any]":

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.documents import written_now
-from nxpipe.artifact_store.errors import StoreUnavailable
+from nxpipe.artifact_store.errors import StoreError, StoreUnavailable
 from nxpipe.pipeline.build.cache import Timings, timing_key
 from nxpipe.pipeline.build.jobs import (
     BuildOptions,
@@ -330,9 +330,14 @@ class BuildRun:
         if not attempts:
             return None
         from nxpipe.artifact_store.builds import store_report
-        from nxpipe.pipeline.build.report.document import write_report
+        from nxpipe.pipeline.build.report.document import ArtifactFigures, artifact_figures, write_report
 
-        files = write_report(results, self.state_folder / "builds", figures)
+        try:
+            known = {key: artifact_figures(self.store, item.manifest, figures[key]) for key, item in published.items()}
+        except StoreError as error:  # of what other builds stored, such as a channel
+            self.console.say(f"  the report has neither accuracy nor changes: {error}")
+            known = {key: ArtifactFigures(document) for key, document in figures.items()}
+        files = write_report(results, self.state_folder / "builds", known, Thresholds.of(self.config))
         html, json = files.html.read_bytes(), files.json.read_bytes()
         try:
             for key, artifact in published.items():

@@ -1,9 +1,8 @@
 """An assessment for people: a table for the terminal, Markdown, and one page without scripts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
-from nxpipe.pipeline.build.report.html import Child, Markup, sheet, tag
 from nxpipe.pipeline.plan.assessment import (
     AssessedWorkload,
     Assessment,
@@ -13,7 +12,11 @@ from nxpipe.pipeline.plan.assessment import (
     phases,
 )
 from nxpipe.pipeline.plan.serve import Interval
-from nxpipe.pipeline.util.text import for_markdown, table
+from nxpipe.pipeline.util.page.charts import Dot, Scale, dots
+from nxpipe.pipeline.util.page.html import Markup, tag
+from nxpipe.pipeline.util.page.page import Section, bullets, heading, sheet, table
+from nxpipe.pipeline.util.text import for_markdown
+from nxpipe.pipeline.util.text import table as text_table
 
 _COLUMNS: Final = ("workload", "decision", "GPUs today", "on Neuron", "$ a month", "saves a month", "pays back")
 _BLANK: Final = "________"
@@ -30,7 +33,7 @@ def text_page(found: Assessment, width: int) -> str:
         f"{found.source.portfolio.name}: {_counted(found)}",
         _totals(found),
         "",
-        table(_COLUMNS, rows, width),
+        text_table(_COLUMNS, rows, width),
     ]
     for each in found.workloads:
         lines += ["", f"{each.workload.name}: {each.decision}"]
@@ -91,41 +94,28 @@ def markdown(found: Assessment) -> str:
 
 
 def html(found: Assessment) -> bytes:
-    return sheet(f"Migration assessment, {found.source.portfolio.name}", _sections(found))
+    name = found.source.portfolio.name
+    lead = heading(name, f"{_counted(found)}. {_totals(found)}.")
+    return sheet(f"Migration assessment, {name}", "Migration assessment", lead, _sections(found))
 
 
-def _sections(found: Assessment) -> Iterator[Markup]:
-    yield tag(
-        "header",
-        tag("p", "Migration assessment", class_="kicker"),
-        tag("h1", found.source.portfolio.name),
-        tag("p", f"{_counted(found)}. {_totals(found)}."),
-    )
-    yield tag("section", tag("h2", "Decisions"), _table(_COLUMNS, [_cells(each) for each in found.workloads]))
+def _sections(found: Assessment) -> Iterator[Section]:
+    rows = [_cells(each) for each in found.workloads]
+    words = ("decision", "GPUs today", "on Neuron")
+    yield Section("Decisions", table(_COLUMNS, rows, "Decisions", words=words))
     if chart := _chart(found):
-        yield tag("section", tag("h2", "Dollars saved in a month"), chart)
+        yield Section("Dollars saved in a month", chart)
     for each in found.workloads:
-        reasons = [tag("li", tag("strong", aspect), f": {reason}") for aspect, reason in each.reasons]
-        yield tag("section", tag("h2", f"{each.workload.name}: {each.decision}"), tag("ul", reasons))
+        reasons = bullets([tag("strong", aspect), f": {reason}"] for aspect, reason in each.reasons)
+        yield Section(f"{each.workload.name}: {each.decision}", reasons)
     for phase in phases(found):
-        yield tag("section", tag("h2", f"Phase: {phase.title}"), tag("p", ", ".join(phase.workloads)), _tasks(phase))
-    yield tag("section", tag("h2", "How this was found"), tag("p", _METHOD))
+        yield Section(f"Phase: {phase.title}", [tag("p", ", ".join(phase.workloads)), _tasks(phase)])
+    yield Section("Method", tag("p", _METHOD))
 
 
 def _tasks(phase: MigrationPhase) -> Markup:
-    return _table(("task", "owner", "date"), [(task, _BLANK, _BLANK) for task in phase.tasks])
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Child]]) -> Markup:
-    head = tag("thead", tag("tr", [tag("th", column) for column in columns]))
-    body = tag("tbody", [tag("tr", [tag("td", cell) for cell in row]) for row in rows])
-    return tag("div", tag("table", head, body), class_="wide")
-
-
-_WIDTH: Final = 640
-_ROW: Final = 34
-_NAME: Final = 150
-_PLOT: Final = _WIDTH - _NAME - 20
+    rows = [(task, _BLANK, _BLANK) for task in phase.tasks]
+    return table(("task", "owner", "date"), rows, f"Tasks of the phase: {phase.title}", words=("owner", "date"))
 
 
 def _chart(found: Assessment) -> Markup | None:
@@ -134,37 +124,20 @@ def _chart(found: Assessment) -> Markup | None:
     ends = [end for _, saved in shown for end in (saved.low, saved.high, saved.nominal) if end is not None]
     if not ends:
         return None
-    low, high = min(0.0, *ends), max(0.0, *ends)
-    span = (high - low) or 1.0
-
-    def at(value: float) -> float:
-        return round(_NAME + 10 + (value - low) / span * _PLOT, 1)
-
-    parts: list[Markup] = []
-    height = _ROW * len(shown) + 24
-    parts.append(tag("line", x1=at(0), x2=at(0), y1=0, y2=height - 22, stroke="currentColor", stroke_opacity=0.4))
-    for row, (name, saved) in enumerate(shown):
-        parts += _interval(name, saved, row * _ROW + _ROW // 2, at, low, high)
-    parts.append(tag("text", "$0", x=at(0), y=height - 6, text_anchor="middle", fill="currentColor"))
-    label = "; ".join(f"{name}: {dollars_of(saved)}" for name, saved in shown)
-    return tag(
-        "figure",
-        tag("svg", parts, viewBox=f"0 0 {_WIDTH} {height}", role="img", aria_label=label),
-        tag("figcaption", "A dot is the saving at the predicted times, a line its 90 % interval."),
-        class_="chart",
-    )
+    axis = Scale(min(0.0, *ends), max(0.0, *ends) or 1.0, "dollars saved in a month", shown=_dollars)
+    rows = [Dot(f"{name}: {dollars_of(saved)}", saved.nominal, _interval(saved, axis)) for name, saved in shown]
+    about = "A dot is the saving at the predicted times, a line its 90 % interval."
+    return dots("Saving of each workload", about, rows, axis)
 
 
-def _interval(name: str, saved: Interval, y: int, at: Any, low: float, high: float) -> list[Markup]:
-    start = at(saved.low if saved.low is not None else low)
-    stop = at(saved.high if saved.high is not None else high)
-    parts = [
-        tag("text", name[:20], x=0, y=y + 4, fill="currentColor"),
-        tag("line", x1=start, x2=stop, y1=y, y2=y, stroke="currentColor", stroke_width=3, stroke_opacity=0.5),
-    ]
-    if saved.nominal is not None:
-        parts.append(tag("circle", cx=at(saved.nominal), cy=y, r=5, fill="currentColor"))
-    return parts
+def _interval(saved: Interval, axis: Scale) -> tuple[float, float]:
+    """An end that is not known is that of the chart."""
+    low = axis.low if saved.low is None else saved.low
+    return low, axis.high if saved.high is None else saved.high
+
+
+def _dollars(value: float) -> str:
+    return f"-${-value:,.0f}" if value < 0 else f"${value:,.0f}"
 
 
 def document(found: Assessment) -> dict[str, Any]:

@@ -4,13 +4,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from nxpipe.pipeline.build.report.html import Child, Markup, sheet, tag
 from nxpipe.pipeline.config.prices import Purchase
 from nxpipe.pipeline.plan.serve_report import money
 from nxpipe.pipeline.plan.training import MEASURED, PARTS, TrainingCandidate, TrainingStep
 from nxpipe.pipeline.plan.training_cost import Offer, Spot, TrainingChoice, TrainingPlan, duration
 from nxpipe.pipeline.plan.training_memory import rank_bytes
 from nxpipe.pipeline.predict.constants import COVERAGE, PREDICTED
+from nxpipe.pipeline.util.page import page as pages
+from nxpipe.pipeline.util.page.charts import Bar, bars
+from nxpipe.pipeline.util.page.html import Child, Markup, tag
+from nxpipe.pipeline.util.page.page import Section, bullets, heading, sheet, two
 from nxpipe.pipeline.util.text import table
 
 _GIB: Final = 2**30
@@ -26,8 +29,6 @@ _NAMES: Final = {
     "optimizer": "optimizer",
 }
 _WIDE: Final = 110  # columns of a terminal that show all of a plan
-_ROW: Final = 34  # pixels of a bar
-_BAR: Final = 12
 
 
 def summary(plan: TrainingPlan, width: int) -> str:
@@ -218,57 +219,40 @@ def _offer(offer: Offer) -> dict[str, Any]:
 
 
 def page(plan: TrainingPlan) -> bytes:
-    """A page without scripts and requests."""
-    return sheet(f"Training plan, {plan.job.model}", _sections(plan))
+    """The plan as one page."""
+    title = f"Training plan, {plan.job.model}"
+    return sheet(title, "Training plan", heading(title, _demanded(plan) + "."), _sections(plan))
 
 
-def _sections(plan: TrainingPlan) -> Iterator[Markup]:
-    yield tag("h1", f"Training plan, {plan.job.model}")
-    yield tag("p", _demanded(plan) + ".")
+def _sections(plan: TrainingPlan) -> Iterator[Section]:
     choices = ([plan.given] if plan.given else []) + list(plan.choices)
-    if not choices:
-        yield tag("p", "No layout fits.")
-    else:
-        if bars := _bars(plan, choices):
-            yield tag("section", tag("h2", "Cost of the run"), bars)
+    if choices:
+        if chart := _bars(choices, plan):
+            yield Section("Cost of the run", chart)
         rows = [_cells(plan, each) for each in choices]
-        yield tag(
-            "section", tag("h2", "Plans"), _html_table(("instances", "cost", "time", "tokens/s", "MFU", "GiB"), rows)
-        )
+        columns = ("instances", "cost", "time", "tokens/s", "MFU", "GiB of a rank")
+        yield Section("Plans", pages.table(columns, rows, "Plans"))
         first = choices[0].candidate
-        yield tag("section", tag("h2", f"A step of {first.count} × {first.instance.name}"), _step(first))
+        yield Section(f"A step of {first.count} × {first.instance.name}", _step(first))
+    else:
+        yield Section("Plans", tag("p", "No layout fits."))
     if plan.choices:
-        yield tag("section", tag("h2", "Notes"), tag("ul", [tag("li", each) for each in _remarks(plan)]))
+        yield Section("Notes", bullets(_remarks(plan)))
     if plan.refused:
-        yield tag("section", tag("h2", "Not possible"), tag("ul", [tag("li", each) for each in plan.refused]))
+        yield Section("Not possible", bullets(plan.refused))
 
 
-def _bars(plan: TrainingPlan, choices: Sequence[TrainingChoice]) -> Markup | None:
-    known = [(each, offer) for each in choices if (offer := each.cheapest(plan.demand)) is not None and offer.dollars]
-    if not known:
-        return None
-    most = 1.05 * max(offer.dollars[2] for _, offer in known if offer.dollars)
-    drawn = []
-    for number, (choice, offer) in enumerate(known):
-        assert offer.dollars is not None
-        y, (low, middle, high) = number * _ROW, (f"{100 * each / most:.2f}%" for each in offer.dollars)
-        c = choice.candidate
-        drawn += [
-            tag("text", f"{c.count} × {c.instance.name}, {offer.purchase}: {cost(offer)}", x=0, y=y + 12),
-            tag("rect", x=0, y=y + 17, width=middle, height=_BAR, rx=2, class_="r-tensor"),
-            tag("line", x1=low, x2=high, y1=y + 23, y2=y + 23, class_="roof"),
-        ]
-    described = "dollars of the whole run, with their intervals"
-    chart = tag(
-        "svg",
-        tag("title", described),
-        drawn,
-        class_="roofline",
-        height=len(known) * _ROW,
-        role="img",
-        aria_label=described,
-    )
-    return tag("figure", chart, tag("figcaption", "The line is the interval."), class_="chart")
+def _bars(choices: Sequence[TrainingChoice], plan: TrainingPlan) -> Markup | None:
+    rows = [
+        Bar(
+            f"{each.candidate.count} × {each.candidate.instance.name}, {offer.purchase}: {cost(offer)}",
+            [("r-tensor", offer.dollars[1])],
+            (offer.dollars[0], offer.dollars[2]),
+        )
+        for each in choices
+        if (offer := each.cheapest(plan.demand)) is not None and offer.dollars
+    ]
+    return bars("Dollars of the whole run", "The line is the interval.", rows) if rows else None
 
 
 def _cells(plan: TrainingPlan, choice: TrainingChoice) -> tuple[Child, ...]:
@@ -280,31 +264,20 @@ def _cells(plan: TrainingPlan, choice: TrainingChoice) -> tuple[Child, ...]:
     return (
         tag("div", tag("strong", f"{c.count} × {c.instance.name}"), [tag("small", each) for each in remarks]),
         _dollars(offer),
-        _two(duration(3600 * hours[1]), f"{duration(3600 * hours[0])} to {duration(3600 * hours[2])}"),
-        _two(_short(c.tokens_per_second), f"{_short(low)} to {_short(high)}"),
+        two(duration(3600 * hours[1]), f"{duration(3600 * hours[0])} to {duration(3600 * hours[2])}"),
+        two(_short(c.tokens_per_second), f"{_short(low)} to {_short(high)}"),
         f"{c.utilization:.0%}",
-        _two(f"{c.memory.total / _GIB:.1f}", f"of {rank_bytes(c.instance) / _GIB:.0f}"),
+        two(f"{c.memory.total / _GIB:.1f}", f"of {rank_bytes(c.instance) / _GIB:.0f}"),
     )
 
 
 def _dollars(offer: Offer | None) -> Markup:
     if offer is None or offer.dollars is None:
-        return _two("unknown", "no known price")
+        return two("unknown", "no known price")
     low, middle, high = map(money, offer.dollars)
-    return _two(middle, f"{low} to {high}, {offer.purchase}")
+    return two(middle, f"{low} to {high}, {offer.purchase}")
 
 
 def _step(c: TrainingCandidate) -> Markup:
     rows: list[tuple[Child, ...]] = [tuple(row) for row in _seconds(c.step)]
-    return _html_table(("part", "seconds", "share"), rows)
-
-
-def _two(figure: str, small: str) -> Markup:
-    return tag("span", figure, tag("small", small))
-
-
-def _html_table(columns: Sequence[str], rows: Sequence[Sequence[Child]]) -> Markup:
-    """A table whose first column is text, and all others figures."""
-    heads = [tag("th", name, scope="col", class_="number" if n else None) for n, name in enumerate(columns)]
-    body = [tag("tr", [tag("td", cell, class_="number" if n else None) for n, cell in enumerate(row)]) for row in rows]
-    return tag("div", tag("table", tag("thead", tag("tr", heads)), tag("tbody", body)), class_="wide")
+    return pages.table(("part", "seconds", "share"), rows, "Parts of a step")

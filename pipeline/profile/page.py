@@ -1,13 +1,15 @@
-"""Profiles as one page without scripts and requests, in the style of the build report."""
+"""Profiles as one page."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from nxpipe.pipeline.build.report.html import Child, Markup, sheet, tag
 from nxpipe.pipeline.predict.constants import PREDICTED, THIS_PROGRAM
-from nxpipe.pipeline.profile.charts import activity, memory_chart, resource_class, roofline, shares_bar, time_text
+from nxpipe.pipeline.profile.charts import activity, memory_chart, roofline, time_text
 from nxpipe.pipeline.profile.programs import ProfiledProgram
+from nxpipe.pipeline.util.page.charts import legend, resource_class, resource_shares
+from nxpipe.pipeline.util.page.html import Child, Markup, tag
+from nxpipe.pipeline.util.page.page import CONTENTS, Section, heading, joined, note, sheet, table, tiles, two
 from nxpipe.pipeline.util.text import human_bytes
 
 if TYPE_CHECKING:
@@ -20,23 +22,19 @@ _DEEPEST: Final = 9  # levels of indentation
 
 
 def profile_page(programs: Sequence[ProfiledProgram]) -> bytes:
-    return sheet("Profile", _sections(programs))
-
-
-def _sections(programs: Sequence[ProfiledProgram]) -> Iterator[Markup]:
     origins = list(dict.fromkeys(program.origin for program in programs if program.origin))
     targets = list(dict.fromkeys(program.target for program in programs))
-    yield tag(
-        "header",
-        tag("h1", "Profile"),
-        tag("p", " · ".join([*origins, f"for {', '.join(targets)}"]), class_="about"),
-        tag("p", _about(), class_="about"),
-    )
-    if len(programs) > 1:
-        links = [tag("li", tag("a", program.name, href=f"#p{n}")) for n, program in enumerate(programs, start=1)]
-        yield tag("nav", tag("ul", links), aria_label="programs")
-    for number, program in enumerate(programs, start=1):
-        yield tag("section", list(_program(program)), id=f"p{number}", class_="program")
+    lead = heading("Profile", joined(*origins, f"for {', '.join(targets)}"), _about())
+    sections = [Section(tag("code", each.name), list(_program(each)), "program") for each in programs]
+    return sheet("Profile", "Profile", [lead, _links(programs)], sections)
+
+
+def _links(programs: Sequence[ProfiledProgram]) -> Markup | None:
+    """Links to the programs, if there are more than one and too few for the page's own list."""
+    if not 1 < len(programs) < CONTENTS:
+        return None
+    links = [tag("li", tag("a", program.name, href=f"#s{number}")) for number, program in enumerate(programs, start=1)]
+    return tag("nav", tag("ul", links), aria_label="Programs", class_="toc")
 
 
 def _about() -> str:
@@ -48,10 +46,9 @@ def _about() -> str:
 
 def _program(program: ProfiledProgram) -> Iterator[Markup]:
     profile = program.profile
-    yield tag("h2", tag("code", program.name))
     yield _tiles(program)
     yield tag("h3", "Critical path")
-    yield shares_bar(profile.whole.path, profile.latency_ps, 14)
+    yield resource_shares(profile.whole.path, profile.latency_ps, "critical path", 14)
     yield _legend(profile.whole.path, profile.latency_ps)
     yield tag("h3", "Changes that would help most")
     yield _changes(program)
@@ -91,8 +88,7 @@ def _tiles(program: ProfiledProgram) -> Markup:
         (human_bytes(used.traffic), "HBM read and written"),
         (human_bytes(used.spilled), "of it spilled and read back"),
     ]
-    tiles = [tag("div", tag("strong", figure), tag("span", label)) for figure, label in figures]
-    return tag("div", tiles, class_="tiles")
+    return tiles(figures)
 
 
 def _aws(program: ProfiledProgram) -> str:
@@ -106,17 +102,11 @@ def _interval(program: ProfiledProgram) -> str:
 
 
 def _legend(path: Mapping[str, int], total: int) -> Markup:
-    items = [
-        tag(
-            "li",
-            tag("svg", tag("rect", width=10, height=10, rx=2, class_=resource_class(resource)), width=10, height=10,
-                aria_hidden="true"),
-            f" {resource} {ps / total:.1%}",
-        )
+    return legend(
+        (resource_class(resource), f"{resource} {ps / total:.1%}")
         for resource, ps in sorted(path.items(), key=lambda item: (-item[1], item[0]))
         if ps >= _LEAST_SHARE * total
-    ]  # fmt: skip
-    return tag("ul", items, class_="legend")
+    )
 
 
 def _changes(program: ProfiledProgram) -> Markup:
@@ -144,13 +134,15 @@ def _engines(profile: "Profile") -> Markup:
         (_named(name, {name: ps}, total), _timed(ps, total))
         for name, ps in sorted(profile.busy.items(), key=lambda item: (-item[1], item[0]))
     ]
-    return _table(("engine", "busy"), rows)
+    return _table("Engines", ("engine", "busy"), rows)
 
 
 def _by_operator(profile: "Profile") -> Markup:
     shown = list(profile.by_operator.items())
     rows = [_share_row(profile, name, share) for name, share in shown[:_OPERATORS]]
-    return _table(("operator", "critical path", "bound by", "HBM"), rows, _left_out(len(shown) - len(rows)))
+    return _table(
+        "Operators", ("operator", "critical path", "bound by", "HBM"), rows, _left_out(len(shown) - len(rows))
+    )
 
 
 def _by_module(profile: "Profile") -> Markup:
@@ -160,8 +152,8 @@ def _by_module(profile: "Profile") -> Markup:
         for depth, name, share in _joined(list(profile.tree()))
         if share.on_path >= least
     ]
-    note = f"Modules with less than {_LEAST_SHARE:.1%} of the critical path are left out."
-    return _table(("module", "critical path", "bound by", "HBM"), rows, note)
+    left = f"Modules with less than {_LEAST_SHARE:.1%} of the critical path are left out."
+    return _table("Modules", ("module", "critical path", "bound by", "HBM"), rows, left)
 
 
 def _joined(tree: "Sequence[tuple[int, str, PathShare]]") -> "Iterator[tuple[int, str, PathShare]]":
@@ -191,7 +183,9 @@ def _share_row(profile: "Profile", name: str, share: "PathShare", depth: int = 0
 
 def _named(name: str, shares: Mapping[str, int], total: int, depth: int = 0) -> Markup:
     """A name above a bar of its shares."""
-    return tag("div", tag("code", name), shares_bar(shares, total, 6, name), class_=f"named i{min(depth, _DEEPEST)}")
+    return tag(
+        "div", tag("code", name), resource_shares(shares, total, name, 6), class_=f"named i{min(depth, _DEEPEST)}"
+    )
 
 
 def _roofline(profile: "Profile") -> Iterator[Markup]:
@@ -211,7 +205,7 @@ def _roofline(profile: "Profile") -> Iterator[Markup]:
         roof = min(rates["flops"], rates["hbm"] * intensity)
         label = tag("span", str(number) if number else "P", class_="mark-label")
         rows.append(([label, " ", tag("code", name)], f"{intensity:,.1f}", f"{rate / 1e3:.2f}", f"{rate / roof:.1%}"))
-    yield _table(("point", "FLOP/byte", "TFLOP/s", "of the roof"), rows)
+    yield _table("Points of the roofline", ("point", "FLOP/byte", "TFLOP/s", "of the roof"), rows)
 
 
 def _gaps(profile: "Profile") -> Markup:
@@ -223,13 +217,13 @@ def _gaps(profile: "Profile") -> Markup:
         why = tag("div", tag("span", f"{reason.resource}: {reason.work}"), tag("small", tag("code", place)))
         rows.append((why, _timed(ps, total)))
     left = _left_out(len(profile.gaps) - len(rows))
-    note = f"{profile.busiest} idles for {time_text(idle)}, {idle / total:.1%} of the time. {left}"
-    return _table(("it waits for", "idle"), rows, note)
+    about = f"{profile.busiest} idles for {time_text(idle)}, {idle / total:.1%} of the time. {left}"
+    return _table("Gaps", ("it waits for", "idle"), rows, about)
 
 
 def _timed(ps: int, total: int) -> Markup:
     """A time, and its share of the program's."""
-    return tag("span", time_text(ps), tag("small", f"{ps / total:.1%}"))
+    return two(time_text(ps), f"{ps / total:.1%}")
 
 
 def _sizes(what: str, bins: "Sequence[SizeBin]") -> Markup:
@@ -244,7 +238,7 @@ def _sizes(what: str, bins: "Sequence[SizeBin]") -> Markup:
         )
         for each in bins
     ]
-    return _table((what, "bytes", "transfers"), rows)
+    return _table(f"Transfers by size of each {what}", (what, "bytes", "transfers"), rows)
 
 
 def _bar(part: int, most: int) -> Markup:
@@ -263,9 +257,5 @@ def _left_out(count: int) -> str:
     return f"{count:,} more with less time are left out." if count > 0 else ""
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Child]], note: str = "") -> Markup:
-    """A table whose first column is text, and all others figures."""
-    heads = [tag("th", name, scope="col", class_="number" if n else None) for n, name in enumerate(columns)]
-    body = [tag("tr", [tag("td", cell, class_="number" if n else None) for n, cell in enumerate(row)]) for row in rows]
-    table = tag("table", tag("thead", tag("tr", heads)), tag("tbody", body))
-    return tag("div", tag("div", table, class_="wide"), tag("p", note, class_="about") if note else None)
+def _table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[Child]], remark: str = "") -> Markup:
+    return tag("div", table(columns, rows, caption), note(remark))

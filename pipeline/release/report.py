@@ -13,13 +13,26 @@ from nxpipe.artifact_store.channel.generation import Generation
 from nxpipe.pipeline import VERSION
 from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, environment_channel
 from nxpipe.pipeline.build.report.github import append_summary
-from nxpipe.pipeline.build.report.html import Markup, moment, sheet, tag
 from nxpipe.pipeline.build.report.summary import counted, duration
 from nxpipe.pipeline.models.versions import compiler_digest
 from nxpipe.pipeline.release.gates import GateResult
 from nxpipe.pipeline.release.state import fleets_with_rollouts, rollout_slots
 from nxpipe.pipeline.util.exit_codes import UNDECIDED
 from nxpipe.pipeline.util.files import write_whole
+from nxpipe.pipeline.util.page.html import Markup, tag
+from nxpipe.pipeline.util.page.page import (
+    Cell,
+    Row,
+    Section,
+    definitions,
+    heading,
+    joined,
+    moment,
+    pill,
+    sheet,
+    verdict,
+)
+from nxpipe.pipeline.util.page.page import table as html_table
 from nxpipe.pipeline.util.text import for_terminal, plain, style, table
 
 if TYPE_CHECKING:
@@ -164,61 +177,73 @@ def _command(release: "ReleaseContext", arguments: list[str]) -> str:
     return shlex.join(["nxpipe", *arguments, *place])
 
 
-_PILLS: Final = {"passed": "built", "done": "found", "failed": "failed", "interrupted": "not-tried"}
-_VERDICTS: Final = {"released": "complete", "not released": "incomplete", "interrupted": "interrupted"}
-_OTHERWISE: Final = "waiting"
+_PILLS: Final = {"passed": "good", "done": "info", "failed": "bad", "interrupted": "warn"}
+_VERDICTS: Final = {"released": "good", "not released": "bad", "interrupted": "warn"}
 
 Report = Mapping[str, Any]
 
 
 def html_page(report: Report) -> bytes:
-    return sheet(f"Release to {report['channel']}, {moment(report)}", _sections(report))
+    title = f"Release to {report['channel']}, {moment(report['began_at'])}"
+    return sheet(title, "Release report", _lead(report), _sections(report))
 
 
 def gate_table(report: Report) -> Markup:
-    """The table of gates, which the GitHub summary shows too."""
+    """The table of gates in the GitHub summary, which has no style sheet."""
     rows = [
-        [tag("td", tag("code", gate["gate"])), _state(gate["state"]), tag("td", gate["sentence"]), _seconds(gate)]
+        tag(
+            "tr",
+            [tag("td", cell) for cell in (tag("code", gate["gate"]), gate["state"], gate["sentence"], _seconds(gate))],
+        )
         for gate in report["gates"]
     ]
-    return _table(("gate", "", "result", "time"), rows)
+    heads = [tag("th", name, scope="col") for name in _GATES]
+    return tag("table", tag("thead", tag("tr", heads)), tag("tbody", rows))
 
 
-def _sections(report: Report) -> Iterator[Markup]:
-    yield _header(report)
-    yield tag("section", tag("h2", "Gates"), tag("div", gate_table(report), class_="wide"))
+_GATES: Final = ("gate", "state", "result", "time")
+
+
+def _sections(report: Report) -> Iterator[Section]:
+    rows = [_gate(gate) for gate in report["gates"]]
+    yield Section("Gates", html_table(_GATES, rows, "Gates of the release", words=("state", "result")))
     if report["artifacts"]:
-        yield tag("section", tag("h2", "Artifacts"), _figures(report["artifacts"]))
-    if report["way_back"]:
-        commands = [tag("p", tag("code", command)) for command in report["way_back"]]
-        yield tag("section", tag("h2", "Undo"), commands)
+        yield Section("Artifacts", _figures(report["artifacts"], "Artifacts of the release"))
     for gate in report["gates"]:
         if gate["figures"]:
-            summary = tag("summary", f"{gate['gate']}: {counted(len(gate['figures']), 'row')}")
-            yield tag("section", tag("details", summary, _figures(gate["figures"])))
-    versions = [(tag("dt", name), tag("dd", tag("code", value))) for name, value in report["versions"].items()]
-    yield tag("section", tag("h2", "Versions"), tag("dl", versions))
+            summary = tag("summary", counted(len(gate["figures"]), "row"))
+            shown = _figures(gate["figures"], f"Figures of the gate {gate['gate']}")
+            yield Section(f"Figures of {gate['gate']}", tag("details", summary, shown))
+    if report["way_back"]:
+        commands = [tag("pre", command) for command in report["way_back"]]
+        yield Section("Undo", [tag("p", "These commands undo the release; nothing is compiled."), commands])
+    yield Section("Versions", definitions({name: tag("code", value) for name, value in report["versions"].items()}))
 
 
-def _header(report: Report) -> Markup:
-    verdict, source = report["verdict"], report["from"]
+def _lead(report: Report) -> Markup:
+    word, source = report["verdict"], report["from"]
     exit_code = f"exit code {report['exit_code']}" if report["exit_code"] else ""
-    facts = [moment(report), duration(report["seconds"]), f"from {source}" if source else "", exit_code]
-    pill = tag("span", verdict, class_=f"verdict {_VERDICTS.get(verdict, _OTHERWISE)}")
-    return tag(
-        "header",
-        tag("h1", f"Release to {report['channel']}", pill),
-        tag("p", " · ".join(filter(None, facts)), class_="about"),
-        tag("p", "store ", tag("code", report["store"]), class_="about"),
-        tag("p", report["reason"]) if report["reason"] else None,
+    return heading(
+        f"Release to {report['channel']}",
+        joined(moment(report["began_at"]), duration(report["seconds"]), f"from {source}" if source else "", exit_code),
+        ["store ", tag("code", report["store"])],
+        f"reason: {report['reason']}" if report["reason"] else None,
+        verdict=verdict(word, _VERDICTS.get(word, "wait")),
     )
 
 
-def _figures(rows: Sequence[Report]) -> Markup:
+def _gate(gate: Report) -> Row:
+    state = pill(gate["state"], _PILLS.get(gate["state"], "wait"))
+    return (tag("code", gate["gate"]), state, Cell(gate["sentence"], long=True), _seconds(gate))
+
+
+def _figures(rows: Sequence[Report], caption: str) -> Markup:
     """Scalar columns only; the JSON document has everything."""
     columns = [name for name, value in rows[0].items() if isinstance(value, str | int | float | None)]
-    cells = [[tag("td", _shown(row.get(name))) for name in columns] for row in rows]
-    return tag("div", _table([name.replace("_", " ") for name in columns], cells), class_="wide")
+    words = [name for name in columns if not all(isinstance(row.get(name), int | float) for row in rows)]
+    cells = [[_shown(row.get(name)) for name in columns] for row in rows]
+    spelled = {name: name.replace("_", " ") for name in columns}
+    return html_table(list(spelled.values()), cells, caption, words=[spelled[name] for name in words])
 
 
 def _shown(value: object) -> str:
@@ -227,17 +252,8 @@ def _shown(value: object) -> str:
     return f"{value:,.6g}" if isinstance(value, float) else str(value)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Markup]]) -> Markup:
-    heads = [tag("th", name, scope="col") for name in columns]
-    return tag("table", tag("thead", tag("tr", heads)), tag("tbody", [tag("tr", list(row)) for row in rows]))
-
-
-def _state(state: str) -> Markup:
-    return tag("td", tag("span", state, class_=f"pill {_PILLS.get(state, _OTHERWISE)}"))
-
-
-def _seconds(gate: Report) -> Markup:
-    return tag("td", duration(gate["seconds"]) if gate["seconds"] else "", class_="number")
+def _seconds(gate: Report) -> str:
+    return duration(gate["seconds"]) if gate["seconds"] else ""
 
 
 def write_report(report: dict[str, Any], folder: Path) -> Path:

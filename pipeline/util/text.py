@@ -136,7 +136,11 @@ class _Layout:
 
     def _is_whole(self, number: int) -> bool:
         """True if the cells of a column cannot be broken: numbers, whole cells, and texts with styles."""
-        return self._numeric[number] or self._columns[number].whole or any(row[number] != unstyled(row[number]) for row in self._rows)
+        return (
+            self._numeric[number]
+            or self._columns[number].whole
+            or any(row[number] != unstyled(row[number]) for row in self._rows)
+        )
 
     def _lines(self, kept: Sequence[int], widths: Sequence[int]) -> str:
         titles = [self._titles[number] for number in range(len(self._columns))]

@@ -23,7 +23,7 @@ from nxpipe.pipeline.build.jobs import (
     JobStarted,
     JobSubmitted,
 )
-from nxpipe.pipeline.build.report.document import BuildHost, report_document
+from nxpipe.pipeline.build.report.document import ArtifactFigures, BuildHost, report_document
 from nxpipe.pipeline.build.report.html import page
 from nxpipe.pipeline.build.state import Results
 from tests.build_report.world import (
@@ -46,8 +46,8 @@ ABOUT = BuildHost(2, 8_000_000_000, "Linux x86_64", {"nxpipe": "0.1.0"})
 HOME = Path("/home/somebody")
 
 
-def report(of: Results, predicted: Any = None) -> dict[str, Any]:
-    return report_document(of, predicted, ABOUT, HOME)
+def report(of: Results, figures: Any = None) -> dict[str, Any]:
+    return report_document(of, figures, ABOUT, HOME)
 
 
 class Page(HTMLParser):
@@ -136,20 +136,16 @@ def test_a_report_names_neither_the_user_nor_a_machine() -> None:
 def test_what_a_program_is_predicted_to_take_stands_beside_what_its_build_took() -> None:
     figures = {"in_short": "1.50 ms predicted", "time": {"bound_by": "tensor", "latency_ns": 1.5e6, "busy_ns": {}}}
     of = matrix(1, [1], [64, 128])
-    predicted = {
-        of.artifacts[0].key: {
-            "forward-b1-s64": figures,
-            "forward-b1-s128": {"in_short": ["not", "as", "we", "write", "it"]},
-        }
-    }
-    found = report(results(of, ends(course(of))), predicted=predicted)
+    programs = {"forward-b1-s64": figures, "forward-b1-s128": {"in_short": ["not", "as", "we", "write", "it"]}}
+    known = {of.artifacts[0].key: ArtifactFigures(programs)}
+    found = report(results(of, ends(course(of))), known)
     first, second = found["artifacts"][0]["cells"]
     assert first["predicted"] == {"in_short": "1.50 ms predicted", "latency_ns": 1.5e6, "bound_by": "tensor"}
     assert second["predicted"] is None
     assert "1.50 msbound by tensor" in Page(page(found)).said()
     times = {"ms": 5.75, "device_ms": 1.5, "collectives_ms": 4.0, "host_ms": 0.25}
-    predicted[of.artifacts[0].key]["forward-b1-s64"] = figures | {"this_program": times}
-    found = report(results(of, ends(course(of))), predicted=predicted)
+    programs["forward-b1-s64"] = figures | {"this_program": times}
+    found = report(results(of, ends(course(of))), known)
     assert found["artifacts"][0]["cells"][0]["predicted"]["this_program"] == times
     assert "5.75 mshost 0.25 ms, collectives 4.00 ms" in Page(page(found)).said()
 
@@ -208,12 +204,16 @@ def test_a_page_asks_nobody_for_anything_and_runs_nothing_but_its_own_script() -
     data = page(report(over(after(of, course(of)))))
     shown = Page(data)
     for tag, said in shown.elements:
-        assert not {"src", "href", "style"} & set(said), (tag, said)
+        assert not {"src", "style"} & set(said), (tag, said)
+        assert (said.get("href") or "#").startswith("#"), (tag, said)
         assert not any(name.startswith("on") for name in said)
     policy = next(said["content"] for _, said in shown.elements if said.get("http-equiv") == "Content-Security-Policy")
     (script,), (style,) = ([data for tag, data in shown.texts if tag == name] for name in ("script", "style"))
     digests = [base64.b64encode(hashlib.sha256(entry.encode()).digest()).decode() for entry in (style, script)]
-    assert policy == f"default-src 'none'; style-src 'sha256-{digests[0]}'; script-src 'sha256-{digests[1]}'"
+    assert policy == (
+        f"default-src 'none'; style-src 'sha256-{digests[0]}'; base-uri 'none'; form-action 'none'; "
+        f"script-src 'sha256-{digests[1]}'"
+    )
     assert b"@import" not in data
     assert b"url(" not in data
 
@@ -223,8 +223,8 @@ def test_failures_come_before_everything_else() -> None:
     failing, flaky = (entry.key for entry in of.artifacts[1].cells[1:])
     done = ends(course(of, failures={failing: TOO_LARGE, flaky: NO_SPACE}))
     result = Page(page(report(results(of, done, retrying={flaky})))).said()
-    assert result.index(TOO_LARGE.message) < result.index(NO_SPACE.message) < result.index("Artifacts")
-    programs = result[result.index("Programs") :]
+    assert result.index(TOO_LARGE.message) < result.index(NO_SPACE.message) < result.index("Artifacts of the build")
+    programs = result[result.index("Programs of the build") :]
     order = [programs.index(became) for became in ("failed", "not retried", "blocked", "built")]
     assert order == sorted(order)
 
@@ -240,11 +240,12 @@ def test_the_timeline_has_a_row_for_each_worker_and_a_bar_for_each_attempt() -> 
         JobFinished(two, 3.0),
     ]
     shown = Page(page(report(over(after(of, events, 10.0)))))
-    bars = [said for tag, said in shown.elements if tag == "svg" and (said.get("class") or "").startswith("bar ")]
+    at = [number for number, (tag, said) in enumerate(shown.elements) if tag == "svg" and said.get("class") == "bar"]
+    bars = [(shown.elements[number][1], shown.elements[number + 2][1]) for number in at]  # the second after: its shape
     whole = 83.5
-    expected = [("built", 10, 0, 20), ("built", 20, 24, 30), ("cut-short", 40, 0, whole - 40)]
-    assert [(bar["class"], bar["x"], bar["y"], bar["width"]) for bar in bars] == [
-        (f"bar {became}", f"{100 * x / whole:.3f}%", str(y), f"{100 * width / whole:.3f}%")
+    expected = [("good", 10, 0, 20), ("good", 20, 24, 30), ("warn", 40, 0, whole - 40)]
+    assert [(shape["class"], bar["x"], bar["y"], bar["width"]) for bar, shape in bars] == [
+        (f"k-{became}", f"{100 * x / whole:.3f}%", str(y), f"{100 * width / whole:.3f}%")
         for became, x, y, width in expected
     ]
     assert "worker 2" in shown.said()

@@ -112,7 +112,9 @@ class Links(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
-        self.loads += [str(value) for name, value in attrs if name in ("src", "href", "data")]
+        self.loads += [
+            str(value) for name, value in attrs if name in ("src", "href", "data") and not str(value).startswith("#")
+        ]
 
 
 def test_the_page_loads_nothing_and_has_the_plans(nxpipe: InProcess, tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ It names no user and no machine: workers are numbered, and paths in the home fol
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from nxpipe.artifact_store.builds import timestamp_of
 from nxpipe.artifact_store.canonical import canonical_json
@@ -26,9 +26,14 @@ from nxpipe.pipeline.build.report.summary import (
     status_counts,
 )
 from nxpipe.pipeline.build.state import ArtifactResult, Attempt, CellResult, Results
+from nxpipe.pipeline.models.thresholds import Thresholds, complete_evidence
 from nxpipe.pipeline.models.versions import LIBRARIES, compiler_digest
 from nxpipe.pipeline.util.files import expanded, write_whole
 from nxpipe.pipeline.util.process import processors
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -61,20 +66,35 @@ def _installed(name: str) -> str:
 FORMAT: Final = "nxpipe.build-report/1"
 Predicted = Mapping[str, Mapping[str, Any]]  # figures by program name, from `artifact_files.read`
 
+
+@dataclass(frozen=True)
+class ArtifactFigures:
+    """What the store knows of a published artifact: the figures of its programs, the accuracy of their outputs, and the
+    artifacts that channels serve for the same model and target."""
+
+    predicted: Predicted
+    accuracy: Mapping[str, Any] = field(default_factory=dict)  # by program
+    served: Sequence[Mapping[str, Any]] = ()
+
+
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 def report_document(
     results: Results,
-    predicted: Mapping[str, Predicted] | None = None,
+    figures: Mapping[str, ArtifactFigures] | None = None,
     host: BuildHost | None = None,
     home: Path | None = None,
+    thresholds: Thresholds | None = None,
 ) -> dict[str, Any]:
-    """The report as JSON. `predicted` is by request key; paths below `home` begin with `~`."""
+    """The report as JSON. `figures` are by request key; paths below `home` begin with `~`."""
+    known = figures or {}
     artifacts = [
-        _artifact(results, result, (predicted or {}).get(result.artifact.key, {})) for result in results.artifacts()
+        _artifact(results, result, known.get(result.artifact.key, ArtifactFigures({})))
+        for result in results.artifacts()
     ]
     document = _head(results) | _host(host or BuildHost.current())
+    document |= {"thresholds": asdict(thresholds) if thresholds else None}
     document |= {"artifacts": artifacts, "attempts": list(_attempts(results))}
     clean: dict[str, Any] = _clean(document, str(home or expanded("~")))
     return clean
@@ -99,17 +119,34 @@ def _host(host: BuildHost) -> dict[str, Any]:
     return {"host": machine, "versions": host.versions}
 
 
-def _artifact(results: Results, result: ArtifactResult, predicted: Predicted) -> dict[str, Any]:
+def artifact_figures(store: "Store", manifest: "Manifest", predicted: Predicted) -> ArtifactFigures:
+    """The figures of a published artifact; the accuracy is that of the evidence of its build."""
+    from nxpipe.pipeline.artifacts.bench import served_comparisons
+
+    return ArtifactFigures(predicted, accuracy_of(manifest, store), served_comparisons(manifest, store))
+
+
+def accuracy_of(manifest: "Manifest", store: "Store") -> dict[str, Any]:
+    """The deviations of the outputs of each program, from the evidence of the emulator; empty without any."""
+    complete = complete_evidence(manifest, store.evidence(manifest.digest))
+    return {
+        each.program: {
+            "reference": each.yardstick,
+            "outputs": [figures.model_dump() for figures in each.outputs],
+        }
+        for each in (complete.programs if complete else ())
+    }
+
+
+def _artifact(results: Results, result: ArtifactResult, figures: ArtifactFigures) -> dict[str, Any]:
     artifact = result.artifact
     return {
         "key": artifact.key,
         "title": artifact.title,
         "asked": artifact.spec.document(),
         "published": result.is_published,
-        "cells": [
-            _cell(results, cell) | {"predicted": prediction_of(predicted, cell.cell.shape.name)}
-            for cell in result.cells
-        ],
+        "cells": [_cell(results, cell) | program_figures(figures, cell.cell.shape.name) for cell in result.cells],
+        "served": list(figures.served),
     }
 
 
@@ -147,6 +184,14 @@ def _group(group: MissingGroup) -> dict[str, Any]:
     return document | {"cells": group.cells, "lots": lots}
 
 
+def program_figures(figures: ArtifactFigures, program: str) -> dict[str, Any]:
+    """The predictions of a program, and the accuracy of its outputs; None for what is not known."""
+    return {
+        "predicted": prediction_of(figures.predicted, program),
+        "accuracy": figures.accuracy.get(program),
+    }
+
+
 def prediction_of(predicted: Predicted, program: str) -> dict[str, Any] | None:
     """The predictions of a program; the artifact may be another producer's, so those of another form are skipped."""
     match predicted.get(program):
@@ -155,7 +200,7 @@ def prediction_of(predicted: Predicted, program: str) -> dict[str, Any] | None:
             "time": {"latency_ns": float() | int() as latency, "bound_by": str(bound)} as time,
         }:
             figures = {"in_short": line, "latency_ns": latency, "bound_by": bound}
-            return figures | _bounds(time) | _times(predicted[program])
+            return figures | _bounds(time) | _times(predicted[program]) | _parts(predicted[program])
         case _:
             return None
 
@@ -167,6 +212,33 @@ def _bounds(time: Mapping[str, Any]) -> dict[str, Any]:
             return {"limited_by": resource, "over_floor": factor}
         case _:
             return {}
+
+
+# Figures of a program that the page draws, and their paths in the stored document.
+_PARTS: Final = {
+    "busy_ns": ("time", "busy_ns"),
+    "critical_path_ns": ("time", "critical_path_ns"),
+    "moved_bytes": ("hbm", "moved_bytes"),
+    "compulsory_bytes": ("hbm", "compulsory_bytes"),
+    "spilled_bytes": ("spilled", "bytes"),
+    "footprint": ("footprint",),
+}
+
+
+def _parts(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers, and numbers by name; those that the artifact lacks are left out."""
+    found: dict[str, Any] = {}
+    for name, path in _PARTS.items():
+        value: Any = figures
+        for step in path:
+            value = value.get(step) if isinstance(value, Mapping) else None
+        if _is_number(value) or (isinstance(value, Mapping) and value and all(map(_is_number, value.values()))):
+            found[name] = value
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _times(figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,9 +287,14 @@ class ReportFiles:
     html: Path
 
 
-def write_report(results: Results, folder: Path, predicted: Mapping[str, Predicted] | None = None) -> ReportFiles:
+def write_report(
+    results: Results,
+    folder: Path,
+    figures: Mapping[str, ArtifactFigures] | None = None,
+    thresholds: Thresholds | None = None,
+) -> ReportFiles:
     """Each file is written atomically, in a folder named by the time at which the build began."""
-    report = report_document(results, predicted)
+    report = report_document(results, figures, thresholds=thresholds)
     report_folder = folder / timestamp_of(results.began_at)
     files = ReportFiles(report_folder / "report.json", report_folder / "report.html")
     write_whole(files.json, canonical_json(report))
