@@ -11,10 +11,16 @@ from nxpipe.pipeline import VERSION
 from nxpipe.pipeline.check.report import Report, Row, TargetFit
 from nxpipe.pipeline.compile.findings import RULES, Finding, Rule, Severity
 from nxpipe.pipeline.util import exit_codes
-from nxpipe.pipeline.util.text import for_terminal, shown, style, table, unstyled
+from nxpipe.pipeline.util.text import Column, for_terminal, shown, style, table
 
 _GIB: Final = 1 << 30
-_PARTS: Final = ("TP", "WEIGHTS", "KV CACHE", "ACTIVATIONS", "IN, OUT, CONSTANTS")
+_PARTS: Final = (
+    Column("tp"),
+    Column("weights", drop=2),
+    Column("KV cache", drop=3),
+    Column("activations", drop=4),
+    Column("in, out, constants", drop=6),
+)
 _COLOURS: Final = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "blue"}
 
 
@@ -63,7 +69,7 @@ def _programs(report: Report) -> Iterator[str]:
             (program.name, f"{program.nodes:,}", f"{program.steps:,}", program.graph_key[:12])
             for program in report.programs
         ]
-        yield _aligned(("PROGRAM", "OPERATORS", "WITH REPEATS", "GRAPH KEY"), rows, right=(1, 2))
+        yield table(("program", "operators", Column("with repeats", drop=1), Column("graph key", drop=2)), rows)
 
 
 def _memory(report: Report) -> Iterator[str]:
@@ -72,14 +78,12 @@ def _memory(report: Report) -> Iterator[str]:
     if len(report.fits) == 1:
         (fit,) = report.fits
         headline = f"Memory of a core by tensor-parallel degree; on {fit.target} it has {_size(fit.capacity)}{caveat}"
-        columns = (*_PARTS, "CODE", "TOTAL", "USED", "")
-        degrees = [_degree(row, fit) for row in fit.rows]
-        yield f"{headline}\n{_aligned(columns, degrees, right=range(1, len(columns) - 1))}"
+        columns = (*_PARTS, Column("code", drop=5), Column("total"), Column("used", drop=1), Column("", whole=True))
+        yield f"{headline}\n{table(columns, [_degree(row, fit) for row in fit.rows])}"
     else:
         yield f"Share of a core's memory by tensor-parallel degree{caveat}\n{_instance_table(report.fits)}"
         cells = [[*_parts(row.degree, row.footprint), _size(row.footprint.data)] for row in rows if row.footprint]
-        header = (*_PARTS, "TOTAL WITHOUT CODE")
-        yield f"Memory of a core by part\n{_aligned(header, cells, right=range(1, len(header)))}"
+        yield f"Memory of a core by part\n{table((*_PARTS, Column('total without code')), cells)}"
     reasons = [for_terminal(f"tp {row.degree}: {row.reason}") for row in rows if row.footprint is None and row.reason]
     if reasons:
         yield "\n".join(reasons)
@@ -112,8 +116,8 @@ def _instance_table(fits: tuple[TargetFit, ...]) -> str:
         best = style(f"tp {fit.chosen}", fg="green") if fit.chosen else style("does not fit", fg="red")
         shares = (_share(fit.row(degree), fit) for degree in degrees)
         rows.append((fit.target, str(fit.cores), _size(fit.capacity), best, *shares))
-    header = ("INSTANCE", "CORES", "EACH", "FITS AT", *(f"TP {degree}" for degree in degrees))
-    return _aligned(header, rows, right=(1, 2, *range(4, len(header))))
+    header = (Column("instance"), Column("cores", drop=90), Column("each", drop=91), Column("fits at"))
+    return table((*header, *(Column(f"tp {degree}", drop=degree) for degree in degrees)), rows)
 
 
 def _share(row: Row | None, fit: TargetFit) -> str:
@@ -132,16 +136,6 @@ def _finding(finding: Finding) -> str:
     lines += [f"  at {where}"] if where else []
     lines += [f"  in {', '.join(finding.programs)}"] if finding.programs else []
     return "\n".join(map(shown, lines))
-
-
-def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
-    """A table with right-aligned columns of numbers."""
-    cells = [list(row) for row in (header, *rows)]
-    for column in right:
-        width = max(len(unstyled(row[column])) for row in cells)
-        for row in cells:
-            row[column] = " " * (width - len(unstyled(row[column]))) + row[column]
-    return table(cells[0], cells[1:])
 
 
 def _size(count: int) -> str:

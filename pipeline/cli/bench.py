@@ -35,7 +35,7 @@ from nxpipe.pipeline.predict.constants import (
 )
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.exit_codes import REGRESSION
-from nxpipe.pipeline.util.text import did_you_mean, style, table
+from nxpipe.pipeline.util.text import Column, did_you_mean, style, table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
@@ -46,8 +46,22 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.artifacts.lookup import Match
     from nxpipe.pipeline.models.spec import ModelSpec
 
-_COLUMNS: Final = ("artifact", "program", "tp", "device time", "before", "change")
-_MEASURED: Final = ("p50", "p99", "p50/predicted", "clock", "p50 before")
+_COLUMNS: Final = (
+    Column("artifact", drop=4),
+    Column("program"),
+    Column("tp", drop=5),
+    Column("device time"),
+    Column("before"),
+    Column("change"),
+)
+_MEASURED: Final = (
+    Column("p50"),
+    Column("p99", drop=6),
+    Column("p50/predicted", drop=7),
+    Column("clock", drop=9),
+    Column("p50 before", drop=8),
+)
+_PREDICTED: Final = (Column(THIS_PROGRAM, drop=3), Column(PREDICTED, drop=2, whole=True))
 
 
 @click.command(cls=Command)
@@ -158,12 +172,12 @@ def bench(
         columns = (*_COLUMNS, *_MEASURED) if shown else _COLUMNS
         rows = [(*_cells(line, threshold), *(_measured(line) if shown else ())) for line in lines]
         if calibrated:
-            columns = (*columns, "calibrated (rehearsal)" if calibrated.rehearsal else "calibrated")
+            columns = (*columns, Column("calibrated (rehearsal)" if calibrated.rehearsal else "calibrated"))
             times = [_milliseconds(calibrated.calibrated_ns(line.program)) for line in lines]
             rows = [(*row, time) for row, time in zip(rows, times, strict=True)]
         pairs = [(_whole(line, whole), str(aws[line.artifact, line.program.name])) for line in lines]
         rows = [(*row, *pair) for row, pair in zip(rows, pairs, strict=True)]
-        console.page(table((*columns, THIS_PROGRAM, PREDICTED), rows))
+        console.page(table((*columns, *_PREDICTED), rows))
     if measured:
         _note_unproven(console, lines)
     if baseline:

@@ -16,7 +16,7 @@ from nxpipe.pipeline.compile.neuronx.toolchain import REMEDY, installed_releases
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import InputInvalid
 from nxpipe.pipeline.util.exit_codes import FINDINGS, SOFTWARE
-from nxpipe.pipeline.util.text import for_terminal, plain, style, table
+from nxpipe.pipeline.util.text import Column, for_terminal, plain, style, table
 
 if TYPE_CHECKING:
     from nxpipe.emulator.hlo.probe import Probe
@@ -38,6 +38,7 @@ LIBRARIES: Final = (
 _COMPILE: Final = "pip install 'nxpipe[compile]'"
 _SERVE: Final = "pip install 'nxpipe[serve]'"
 _CDK: Final = "pip install 'nxpipe[cdk]'"
+_CDK_RELEASE: Final = "2.1148.1"
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,13 @@ class Need:
 
     name: str
     needed_for: str
-    remedy: str
+    how: str | Callable[[], str]
     find: Callable[[], str | None]
     optional: bool = False
+
+    @property
+    def remedy(self) -> str:
+        return self.how if isinstance(self.how, str) else self.how()
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,13 @@ def _cdk() -> str | None:
     return _program(str(local.resolve()) if local.exists() else "cdk", "--version")()
 
 
+def _install_cdk() -> str:
+    """What installs the CDK command here: npm ci needs a lock file, npm install a package.json that names it."""
+    if Path("package-lock.json").exists():
+        return "npm ci"
+    return "npm install" if Path("package.json").exists() else f"npm install --save-dev aws-cdk@{_CDK_RELEASE}"
+
+
 NEEDS: Final = (
     Need("torch 2.13.0", "nxpipe build", _COMPILE, _library("torch", exactly="2.13.0")),
     Need("transformers", "nxpipe build", _COMPILE, _library("transformers")),
@@ -123,7 +135,7 @@ NEEDS: Final = (
     Need("starlette, uvicorn", "nxpipe serve", _SERVE, _libraries("starlette", "uvicorn"), optional=True),
     Need("aws-cdk-lib", "cdk synth, cdk deploy", _CDK, _library("aws-cdk-lib")),
     Need("node", "cdk synth, cdk deploy", "install Node.js 24, or 22", _program("node", "--version")),
-    Need("cdk", "cdk synth, cdk deploy", "npm ci (or npm install aws-cdk@2.1148.1)", _cdk),
+    Need("cdk", "cdk synth, cdk deploy", _install_cdk, _cdk),
     Need("git", "nxpipe init", "install git", _program("git", "--version"), optional=True),
     Need("ray", "building on several machines", "pip install 'nxpipe[ray]'", _library("ray"), optional=True),
     Need(
@@ -175,13 +187,18 @@ def doctor(
         console.data([_as_json(finding) for finding in findings])
     else:
         console.page(
-            table(("state", "software", "needed for", "version, or how to install it"), [_row(f) for f in findings])
+            table(
+                ("state", "software", Column("needed for", drop=1), "version, or how to install it"),
+                [_row(finding) for finding in findings],
+            )
         )
     missing = [finding.need.name for finding in findings if finding.state == "missing"]
     if missing:
         console.say(f"Missing: {', '.join(missing)}.")
         ctx.exit(SOFTWARE.number)
     console.say("All required software is installed.")
+    if not Path("cdk.json").exists():
+        console.say("This folder has no cdk.json, which npx cdk reads; nxpipe init writes it.")
 
 
 def _row(finding: Requirement) -> tuple[str, str, str, str]:
@@ -309,7 +326,7 @@ def _table(probes: "list[Probe]", trials: "dict[str, Trial]", target: str) -> st
         remark = probe.assumption if trial.has_failed else ""
         rows.append((probe.name, *marks, f"(question) {remark}" if probe.is_question and remark else remark))
     header = (f"probe on {target}", "compiled", "ran", "agrees", "assumption broken")
-    return table(header, rows, shutil.get_terminal_size((120, 0)).columns)
+    return table(header, rows)
 
 
 def _mark(value: bool | None) -> str:

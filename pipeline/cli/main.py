@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import click
 
+from nxpipe.pipeline import VERSION
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import sentence_of
@@ -142,11 +143,27 @@ def _common_options() -> list[click.Option]:
     ]
 
 
+class _Context(click.Context):
+    def make_formatter(self) -> click.HelpFormatter:
+        from nxpipe.pipeline.cli.help import HelpFormatter
+
+        return HelpFormatter(width=self.terminal_width, max_width=self.max_content_width)
+
+
 class _ShortHelp(click.Command):
     """A command with -h as well as --help."""
 
+    context_class = _Context
+
     def get_help_option_names(self, ctx: click.Context) -> list[str]:
         return ["-h", "--help"]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from nxpipe.pipeline.cli.help import write_options
+
+        write_options(formatter, ctx, self.get_params(ctx))
+        if isinstance(self, click.Group):
+            self.format_commands(ctx, formatter)
 
 
 class Command(_ShortHelp):
@@ -258,11 +275,18 @@ class LazyGroup(Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from nxpipe.pipeline.cli.help import write_commands
+
+        lines = {name: text for name, (_, text) in sorted(self._homes.items())}
+        if ctx.parent is None:
+            write_commands(formatter, lines)
+            return
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in sorted(self._homes.items())])
+            formatter.write_dl(list(lines.items()))
 
 
-@click.group(cls=LazyGroup, homes=COMMANDS)
+@click.group(cls=LazyGroup, homes=COMMANDS, context_settings={"max_content_width": 100})
+@click.version_option(VERSION, "--version", "-V", message="nxpipe %(version)s", help="Print the version and exit.")
 def cli() -> None:
     """Compile, verify and ship models for AWS Inferentia2 and Trainium, without an accelerator.
 

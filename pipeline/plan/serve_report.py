@@ -13,7 +13,7 @@ from nxpipe.pipeline.plan.serve import Interval, Plan, ServingDemand, ServingPla
 from nxpipe.pipeline.predict.constants import PREDICTED, Prediction, predict
 from nxpipe.pipeline.predict.measurements import Configuration
 from nxpipe.pipeline.predict.work import NotPredicted
-from nxpipe.pipeline.util.text import for_terminal, style, table
+from nxpipe.pipeline.util.text import Column, for_terminal, style, table
 
 _GIB: Final = 1 << 30
 _SHOWN: Final = 8  # refusals
@@ -23,7 +23,6 @@ FULL_SERVERS: Final = (
     "Nine published servers under full load all generated less than is predicted for them, 1.1 to 5.1 times: the upper "
     "ends are likelier than the lower ones."
 )
-_WIDE: Final = 84  # columns of a terminal that holds the whole table
 _MARKS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -103,10 +102,18 @@ def _percent(share: float) -> str:
 def _table(plan: ServingPlan, width: int) -> str:
     if not plan.plans:
         return style("No instance type meets this.", fg="red")
-    header = ("", "instances", "bought", "$ for 1M tokens", "$ a month", "TTFT", "TPOT", "load")
+    header = (
+        Column(""),
+        Column("instances"),
+        Column("bought", drop=3),
+        Column("$ for 1M tokens"),
+        Column("$ a month", drop=1),
+        Column("TTFT", drop=4),
+        Column("TPOT", drop=2),
+        Column("load", drop=5),
+    )
     rows = [_row(plan, each, mark) for each, mark in zip(plan.plans, _marks(plan), strict=True)]
-    kept = range(len(header)) if width >= _WIDE else (0, 1, 2, 3, 6)
-    return table([header[n] for n in kept], [[row[n] for n in kept] for row in rows], width)
+    return table(header, rows, width)
 
 
 def _marks(plan: ServingPlan) -> Iterator[str]:

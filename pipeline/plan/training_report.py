@@ -14,7 +14,7 @@ from nxpipe.pipeline.util.page import page as pages
 from nxpipe.pipeline.util.page.charts import Bar, bars
 from nxpipe.pipeline.util.page.html import Child, Markup, tag
 from nxpipe.pipeline.util.page.page import Section, bullets, heading, sheet, two
-from nxpipe.pipeline.util.text import table
+from nxpipe.pipeline.util.text import Column, table
 
 _GIB: Final = 2**30
 _HELD: Final = ("weights", "gradients", "optimizer", "activations", "working", "reserved")
@@ -28,7 +28,6 @@ _NAMES: Final = {
     "gradients": "gradients over replicas",
     "optimizer": "optimizer",
 }
-_WIDE: Final = 110  # columns of a terminal that show all of a plan
 
 
 def summary(plan: TrainingPlan, width: int) -> str:
@@ -54,9 +53,11 @@ def _demanded(plan: TrainingPlan) -> str:
 
 
 def _table(plan: TrainingPlan, choices: Sequence[TrainingChoice], width: int) -> str:
-    names = ("instances", "layout", "tokens/s", "time", "cost", "GiB/rank", "MFU", "bought")
-    shown = names if width >= _WIDE else names[:5]
-    return table(shown, [_row(plan, each)[: len(shown)] for each in choices], width)
+    header = (
+        *(Column(title) for title in ("instances", "layout", "tokens/s", "time", "cost")),
+        *(Column(title, drop) for title, drop in (("GiB/rank", 2), ("MFU", 1), ("bought", 3))),
+    )
+    return table(header, [_row(plan, each) for each in choices], width)
 
 
 def _row(plan: TrainingPlan, choice: TrainingChoice) -> tuple[str, ...]:

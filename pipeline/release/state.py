@@ -32,6 +32,7 @@ from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.versions import compiler_digest
 from nxpipe.pipeline.release.options import ExpectedGeneration, ReleaseOptions
 from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.exit_codes import ExitCode
 from nxpipe.pipeline.util.files import state_folder, write_whole
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class NestedConsole(Console):
     def data(self, value: object) -> None:
         """Discarded: the release's report has its own document."""
 
-    def complain(self, first: str, *further: str) -> None:
+    def complain(self, first: str, *further: str, code: ExitCode | None = None, see: str | None = None) -> None:
         self.say(first, *further)
 
 

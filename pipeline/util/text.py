@@ -176,9 +176,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:
-    return any(cell not in _NO_NUMBER for cell in cells) and all(
-        cell in _NO_NUMBER or _NUMBER.fullmatch(cell) for cell in cells
-    )
+    return any(cells) and all(cell in _NO_NUMBER or _NUMBER.fullmatch(cell) for cell in cells)
 
 
 def folded(text: str, width: int, indent: str = "") -> list[str]:

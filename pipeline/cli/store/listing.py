@@ -1,9 +1,11 @@
 """`nxpipe store ls`, `show` and `du`: the artifacts of a store and their sizes."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +17,30 @@ from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.cli.param_types import Count
 from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.text import for_terminal, human_bytes, style, table
+from nxpipe.pipeline.util.text import Column, for_terminal, human_bytes, style, table
 
 if TYPE_CHECKING:
-    from nxpipe.artifact_store import Published
+    from nxpipe.artifact_store import Published, Store
     from nxpipe.artifact_store.documents import Blob
     from nxpipe.artifact_store.evidence import Evidence
     from nxpipe.artifact_store.manifest import Manifest
 
 
-_COLUMNS = ("key", "model", "target", "programs", "size", "published")
+_COLUMNS = (
+    Column("artifact", whole=True),
+    Column("target"),
+    Column("tp", drop=2),
+    Column("batches", drop=4),
+    Column("buckets", drop=3),
+    Column("differs in", drop=1),
+    Column("channels"),
+    Column("size", drop=5),
+    Column("published", drop=6, whole=True),
+)
+_DETAILED = 200  # artifacts whose manifests are read
+_READERS = 16  # at once
+_LONGEST = 24  # of a value in a row
+_IN_COLUMNS = ("shapes", "options.tensor_parallel", "target")  # key inputs that have columns of their own
 
 
 @click.command(cls=Command)
@@ -39,6 +55,9 @@ def ls(
 ) -> None:
     """List all artifacts, the newest first.
 
+    `differs in` names the key inputs by which artifacts of one model and target differ. The programs and inputs of the
+    newest 200 are read.
+
     \b
     Example:
       nxpipe store ls
@@ -48,10 +67,18 @@ def ls(
     opened = open_configured_store(store, config_path, console)
     published = opened.list(console.detail)
     selected = [artifact for artifact in published if _matches(artifact, model, target)][:limit]
+    details, channels = _details(selected[:_DETAILED], opened), opened.serving_channels() if selected else {}
     if console.json:
-        console.data([_summary(artifact) for artifact in selected])
+        console.data(
+            [
+                _summary(artifact)
+                | (asdict(details[artifact.manifest_digest]) if artifact.manifest_digest in details else {})
+                | {"channels": list(channels.get(artifact.manifest_digest, ()))}
+                for artifact in selected
+            ]
+        )
     elif selected:
-        console.page(table(_COLUMNS, [_row(artifact) for artifact in selected]))
+        console.page(table(_COLUMNS, [_row(artifact, details, channels) for artifact in selected]))
     if not published:
         console.say(
             f"{opened.url} has no artifacts; build one with: "
@@ -95,18 +122,74 @@ def _matches(artifact: "Published", model: str | None, target: str | None) -> bo
     return (model is None or fnmatchcase(artifact.model_id, model)) and target in (None, artifact.target)
 
 
-def _row(artifact: "Published") -> tuple[str, ...]:
-    from nxpipe.artifact_store.names import SHOWN
+@dataclass(frozen=True)
+class ArtifactDetails:
+    """What tells an artifact from others of its model: its programs, and the key inputs in which it differs."""
 
-    key = artifact.request_key[:SHOWN]
+    degrees: list[int]
+    batches: list[int]
+    buckets: list[int]
+    differs_in: dict[str, object]
+
+
+def _details(artifacts: "Sequence[Published]", store: "Store") -> dict[str, ArtifactDetails]:
+    """The details of artifacts, by the digest of the manifest."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from nxpipe.artifact_store.index.leaves import leaves
+
+    def inputs_of(artifact: "Published") -> dict[str, object]:
+        return dict(leaves(store.key_inputs(artifact.manifest) or {}))
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        inputs = list(pool.map(inputs_of, artifacts))
+    alike: defaultdict[tuple[str, str], list[dict[str, object]]] = defaultdict(list)
+    for artifact, found in zip(artifacts, inputs, strict=True):
+        alike[artifact.model_id, artifact.target].append(found)
+    details = {}
+    for artifact, found in zip(artifacts, inputs, strict=True):
+        programs = artifact.manifest.executables
+        details[artifact.manifest_digest] = ArtifactDetails(
+            sorted({program.tensor_parallel for program in programs}),
+            sorted({program.batch for program in programs}),
+            sorted({program.sequence for program in programs}),
+            _differing(found, alike[artifact.model_id, artifact.target]),
+        )
+    return details
+
+
+def _differing(inputs: dict[str, object], alike: Sequence[dict[str, object]]) -> dict[str, object]:
+    """The key inputs that are not the same in all artifacts of a model."""
+    return {
+        path: inputs.get(path)
+        for path in sorted({path for other in alike for path in other})
+        if not path.startswith(_IN_COLUMNS) and any(other.get(path) != inputs.get(path) for other in alike)
+    }
+
+
+def _row(
+    artifact: "Published", details: Mapping[str, ArtifactDetails], channels: Mapping[str, Sequence[str]]
+) -> tuple[str, ...]:
+    found = details.get(artifact.manifest_digest)
+    numbers = (found.degrees, found.batches, found.buckets) if found else ((), (), ())
     return (
-        key,
-        artifact.model_id,
+        artifact.name,
         artifact.target,
-        str(artifact.executables),
+        *(",".join(map(str, each)) or "-" for each in numbers),
+        ", ".join(starmap(_difference, found.differs_in.items())) if found else "-",
+        ", ".join(channels.get(artifact.manifest_digest, ())) or "-",
         human_bytes(artifact.size_bytes),
         _minute(artifact),
     )
+
+
+def _difference(path: str, value: object) -> str:
+    """`autocast=all`; of a digest its beginning."""
+    from nxpipe.artifact_store.names import SHOWN
+
+    name = path.rpartition(".")[2] if path.startswith("options.") else path
+    text = "absent" if value is None else _readable(value)
+    return f"{name}={text if len(text) <= _LONGEST else text[:SHOWN]}"
 
 
 def _summary(artifact: "Published") -> dict[str, object]:
