@@ -26,6 +26,7 @@ from nxpipe.pipeline.util.text import for_terminal, table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.index.leaves import Difference
     from nxpipe.artifact_store.index.nearest import NearestArtifact
     from nxpipe.artifact_store.index.segments import Report
     from nxpipe.pipeline.build.explain import CacheLookup, ProgramLookup
@@ -187,14 +188,28 @@ def _page(lookup: "CacheLookup", url: str, predictions: Mapping[str, Any]) -> It
     if predictions:
         times = [_prediction_row(program, found) for program, found in predictions.items()]
         yield table(("program", "device time", "bound by", "of its floor", THIS_PROGRAM, PREDICTED), times)
+    yield from _program_differences(lookup)
+
+
+def _program_differences(lookup: "CacheLookup") -> Iterator[str]:
+    """The differences of each program from its nearest one in the store: one table for programs that differ alike, and
+    none for those that differ as the artifact does."""
+    shown = {(for_terminal(nearest.published.name), tuple(nearest.differences)) for nearest in lookup.nearest}
+    alike: dict[tuple[str, tuple[Difference, ...]], list[str]] = {}
     for program in lookup.programs:
         if (nearest := program.nearest) and nearest.differences:
-            count = len(nearest.differences)
-            yield (
-                f"{program.cell.shape.name}: {nearest.shape.name} of {for_terminal(nearest.artifact.published.name)} "
-                f"differs in {count} field{'' if count == 1 else 's'}\n"
-                f"{difference_table(nearest.differences, 'stored', 'wanted')}"
-            )
+            name = for_terminal(nearest.artifact.published.name)
+            pair = program.cell.shape.name, nearest.shape.name
+            whole = pair[0] if pair[0] == pair[1] else f"{pair[0]} beside {pair[1]}"
+            if (name, nearest.differences) not in shown:
+                alike.setdefault((name, nearest.differences), []).append(whole)
+    for (artifact, differences), names in alike.items():
+        count = len(differences)
+        verb = "differs" if len(names) == 1 else "differ"
+        yield (
+            f"{', '.join(names)} {verb} from {artifact} in {count} field{'' if count == 1 else 's'}\n"
+            f"{difference_table(differences, 'stored', 'wanted')}"
+        )
 
 
 def _difference_section(nearest: "NearestArtifact") -> str:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
     from nxpipe.artifact_store.documents import Blob
     from nxpipe.artifact_store.evidence import Evidence
-    from nxpipe.artifact_store.manifest import Manifest
 
 
 _COLUMNS = (
@@ -115,7 +114,7 @@ def show(console: Console, name: str, store: str | None, config_path: Path) -> N
         details = {"manifest": manifest, "key_inputs": inputs, "utilisation": programs, "evidence": evidence_data}
         console.data(_summary(published) | details)
     else:
-        console.page("\n\n".join(_page(published, published.manifest, inputs, programs, evidence)))
+        console.page("\n\n".join(_page(published, opened, inputs, evidence)))
 
 
 def _matches(artifact: "Published", model: str | None, target: str | None) -> bool:
@@ -209,16 +208,16 @@ def _minute(artifact: "Published") -> str:
 
 
 def _page(
-    published: "Published",
-    manifest: "Manifest",
-    key_inputs: dict[str, object],
-    programs: dict[str, Any],
-    evidence: "Sequence[Evidence]",
+    published: "Published", store: "Store", key_inputs: dict[str, object], evidence: "Sequence[Evidence]"
 ) -> Iterator[str]:
     """The sections of the page that have content."""
     from nxpipe.artifact_store.index.leaves import leaves
     from nxpipe.artifact_store.names import SHOWN
+    from nxpipe.pipeline.build.report.program_table import program_table
+    from nxpipe.pipeline.build.report.summary import figures_of
+    from nxpipe.pipeline.models.thresholds import report_of
 
+    manifest = published.manifest
     weights = [tensor.blob for tensor in manifest.weights]
     yield _aligned(
         [
@@ -258,8 +257,9 @@ def _page(
             for file in payload.shared
         ]
         yield _section(f"serving {payload.name}", sorted(files) or [("contract", "without files")])
-    if sentences := list(artifact_files.sentences(programs)):
-        yield _section("utilisation", sentences)
+    if figures := figures_of(manifest, store):
+        verified = report_of(manifest, store)
+        yield f"{style('predictions and accuracy', bold=True)}\n{program_table(figures, verified)}"
     for entry in evidence:
         yield _section(f"evidence {entry.digest[:SHOWN]}", _figures(entry))
     if key_inputs:
