@@ -169,8 +169,8 @@ def _bytes(entries: "Sequence[EntryChange]") -> str:
 
 def _entry_table(section: "Section") -> str:
     rows = [(entry.name, _blob(entry.before), _blob(entry.after)) for entry in section.differing]
-    header, *lines = table(("name", "A", "B"), rows).splitlines()
-    return "\n".join((header, *_listed(lines)))
+    lines = table(("name", "A", "B"), rows[:_LISTED])
+    return f"{lines}\n  and {len(rows) - _LISTED} more" if len(rows) > _LISTED else lines
 
 
 def _blob(blob: "Blob | None") -> str:

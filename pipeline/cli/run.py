@@ -256,14 +256,14 @@ def _as_text(result: "RunResult", mode: str) -> str:
         for name, array in result.outputs.items()
     ]
     parts = [for_terminal(f"{result.model}  {result.program}, {mode}, on {result.input_source}")]
-    parts += [_indented(table(("output", "shape", "min", "mean", "max"), rows))]
+    parts += [table(("output", "shape", "min", "mean", "max"), rows, indent="    ")]
     for name in result.outputs:
         for number, row in enumerate(_likeliest(result, name)):
             entries = ", ".join(f"{entry} ({share:.3g})" for entry, share in row)
             parts.append(f"  {for_terminal(name)}, row {number}: most likely: {entries}")
     if result.work:
         engines = [(engine, f"{count:,}") for engine, count in sorted(result.work.engines.items())]
-        parts += [f"  {statistics_sentence(result.work)}", _indented(table(("engine", "instructions"), engines))]
+        parts += [f"  {statistics_sentence(result.work)}", table(("engine", "instructions"), engines, indent="    ")]
     return "\n".join(parts)
 
 
@@ -322,7 +322,3 @@ def _write(path: Path, outputs: "Arrays") -> None:
             file.write(save({name: np.ascontiguousarray(array) for name, array in outputs.items()}))
     except FileExistsError as error:
         raise WouldOverwrite(f"{path} exists already; move it away or pass another --output") from error
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())

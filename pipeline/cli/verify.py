@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 import click
 
@@ -25,7 +25,7 @@ from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.config.models import Autocast
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import VerificationFailed
-from nxpipe.pipeline.util.text import for_terminal, table
+from nxpipe.pipeline.util.text import Column, for_terminal, table
 from nxpipe.pipeline.verify.execution import ExecutionOptions, statistics_sentence
 
 if TYPE_CHECKING:
@@ -33,6 +33,17 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.models.spec import ModelSpec
     from nxpipe.pipeline.models.thresholds import Deviation, Thresholds
     from nxpipe.pipeline.verify.comparison import Case, Comparison, VariantResult, VerifyOptions
+
+_FIGURES: Final = (
+    Column("run"),
+    Column("output"),
+    Column("max abs", drop=1),
+    Column("mean abs", drop=2),
+    Column("max rel"),
+    Column("cosine"),
+    Column("KL", drop=3),
+    Column("top-1", drop=3),
+)
 
 
 @dataclass(frozen=True)
@@ -268,15 +279,11 @@ def _as_text(labelled: _Labelled, verify_options: "VerifyOptions", thresholds: "
     results = (*comparison.emulated, *comparison.other_references)
     parts = [
         for_terminal(headline),
-        _indented(
-            _figures(
-                [(labelled.label(result), deviation) for result in results for deviation in _worst(result.outputs)]
-            )
-        ),
+        _figures([(labelled.label(result), deviation) for result in results for deviation in _worst(result.outputs)]),
     ]
     parts += [f"  {labelled.label(result)}: {statistics_sentence(result.work)}" for result in results if result.work]
     if any(result.layers for result in results):
-        parts += ["  Layer by layer, largest relative error:", _indented(_growth(labelled, results))]
+        parts += ["  Layer by layer, largest relative error:", _growth(labelled, results)]
         parts += [f"  {labelled.label(result)}: {_verdict(result, thresholds)}" for result in results]
     return "\n".join(parts)
 
@@ -302,7 +309,7 @@ def _growth(labelled: _Labelled, results: Sequence["VariantResult"]) -> str:
     columns = [{layer.output: f"{layer.max_relative:.3g}" for layer in result.layers} for result in results]
     names = dict.fromkeys(name for column in columns for name in column)
     rows = [[name, *(column.get(name, "") for column in columns)] for name in names]
-    return table(("layer", *(labelled.label(result) for result in results)), rows)
+    return table(("layer", *(labelled.label(result) for result in results)), rows, indent="    ")
 
 
 def _verdict(result: "VariantResult", thresholds: "Thresholds") -> str:
@@ -322,11 +329,7 @@ def _figures(rows: Sequence[tuple[str, "Deviation"]]) -> str:
         cells.append(
             [label, deviation.output, *(f"{error:.3g}" for error in errors), f"{deviation.cosine:.7f}", *distances]
         )
-    return table(("", "output", "max abs", "mean abs", "max rel", "cosine", "KL", "top-1"), cells)
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())
+    return table(_FIGURES, cells, indent="    ")
 
 
 def _as_json(labelled: _Labelled, verify_options: "VerifyOptions", thresholds: "Thresholds") -> dict[str, object]:

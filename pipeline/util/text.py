@@ -61,21 +61,27 @@ def screen_width(stream: TextIO | None = None) -> int | None:
     return max(shutil.get_terminal_size().columns, _NARROWEST_SCREEN)
 
 
-def table(header: Sequence[str | Column], rows: Iterable[Sequence[str]], width: int | None = None) -> str:
-    """Columns two spaces apart, without trailing blanks; numbers are aligned to the right. Cells may have styles.
+def table(
+    header: Sequence[str | Column], rows: Iterable[Sequence[str]], width: int | None = None, *, indent: str = ""
+) -> str:
+    """Columns two spaces apart, without trailing blanks; numbers are aligned to the right. Cells may have styles. A row
+    of one cell, of a table with more columns, is a heading of the rows below it.
 
     A table that is wider than the screen is wrapped between words; then it loses the columns that may be dropped; then
     words are broken, at a separator if they have one. If nothing helps, each row becomes a list.
     """
-    return _Layout([each if isinstance(each, Column) else Column(each) for each in header], rows).text(
-        width or screen_width()
-    )
+    layout = _Layout([each if isinstance(each, Column) else Column(each) for each in header], rows)
+    width = width or screen_width()
+    lines = layout.lines(width and max(width - len(indent), 1))
+    return "\n".join(f"{indent}{line}".rstrip() for line in lines)
 
 
 _NARROWEST_SCREEN: Final = 20
 _BREAKS_AFTER: Final = re.compile(r"(?<=[/@=,_.:-])(?=[^/@=,_.:-])")  # of long words
 _LONGEST_WORD: Final = 32  # longer ones may be broken
 _NARROWEST: Final = 8  # of a column whose words are broken
+_PROSE: Final = 30  # columns that a long text gets before other columns are dropped
+_PROSE_LINES: Final = 4
 _NUMBER: Final = re.compile(r"[-+~<>]?\$?\d[\d,]*(\.\d+)?(e[-+]?\d+)?( ?(%|[A-Za-z/]{1,5}))?")
 _NO_NUMBER: Final = ("", "-")
 
@@ -86,52 +92,57 @@ class _Layout:
     def __init__(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
         self._columns = columns
         self._titles = [column.title.upper() for column in columns]
-        self._rows = [[shown(cell) for cell in row] for row in rows]
+        self._all = [[shown(cell) for cell in row] for row in rows]
+        self._rows = [row for row in self._all if not self._is_heading(row)]
         numbers = range(len(columns))
         cells = [[unstyled(row[number]) for row in self._rows] for number in numbers]
         self._numeric = [_is_numeric(column) for column in cells]
         self._natural = [max(map(len, (self._titles[number], *cells[number]))) for number in numbers]
-        self._least = [self._least_width(number) for number in numbers]
+        self._words = [self._longest_word(number) for number in numbers]
+        self._readable = [
+            max(word, min(-(-natural // _PROSE_LINES), _PROSE))
+            for word, natural in zip(self._words, self._natural, strict=True)
+        ]
 
-    def text(self, width: int | None) -> str:
+    def lines(self, width: int | None) -> list[str]:
         kept = list(range(len(self._columns)))
         if width is None:
-            return self._lines(kept, self._natural)
+            return self._table(kept, self._natural)
         dropped: list[int] = []
-        while kept and _total([self._least[number] for number in kept]) > width:
+        while kept and _total([self._readable[number] for number in kept]) > width:
             last = max(kept, key=lambda number: (self._columns[number].drop, number))
             if not self._columns[last].drop:
                 break
             kept.remove(last)
             dropped.append(last)
         widths = self._fitted(kept, width)
-        lines = self._records(kept, width) if widths is None else self._lines(kept, widths)
-        if not dropped:
-            return lines
-        names = ", ".join(self._columns[number].title for number in sorted(dropped))
-        note = f"Not shown in {width} columns: {names}. A wider terminal or --json has them."
-        return "\n".join([lines, *(style(line, dim=True) for line in folded(note, width))])
+        lines = self._lists(kept, width) if widths is None else self._table(kept, widths, width)
+        if dropped:
+            names = ", ".join(self._columns[number].title for number in sorted(dropped))
+            note = f"Not shown in {width} columns: {names}. A wider terminal or --json has them."
+            lines += [style(line, dim=True) for line in folded(note, width)]
+        return lines
 
-    def _least_width(self, number: int) -> int:
+    def _longest_word(self, number: int) -> int:
         """The width at which no word is broken. Numbers stay beside their units, and styled cells whole."""
-        if self._numeric[number] or self._columns[number].whole:
-            return self._natural[number]
-        cells = [row[number] for row in self._rows]
-        words = [unstyled(cell) for cell in cells if cell != unstyled(cell)]
-        words += [word for cell in (self._titles[number], *cells) if cell == unstyled(cell) for word in cell.split()]
-        return max((len(word) for word in words), default=0)
+        if self._is_whole(number):
+            return max([*(len(unstyled(row[number])) for row in self._rows), *map(len, self._titles[number].split())])
+        cells = (self._titles[number], *(row[number] for row in self._rows))
+        return max((len(word) for cell in cells for word in cell.split()), default=0)
 
     def _fitted(self, kept: Sequence[int], width: int) -> list[int] | None:
         """The widths of all columns; the widest are wrapped first. None if there is no room for words in pieces."""
         widths = list(self._natural)
-        pieces = [min(least, least if self._is_whole(n) else _NARROWEST) for n, least in enumerate(self._least)]
-        long = [min(least, least if self._is_whole(n) else _LONGEST_WORD) for n, least in enumerate(self._least)]
-        for least in (self._least, long, pieces):
+        long, pieces = (
+            [word if self._is_whole(number) else min(word, limit) for number, word in enumerate(self._words)]
+            for limit in (_LONGEST_WORD, _NARROWEST)
+        )
+        for least in (self._readable, self._words, long, pieces):
             while _total([widths[number] for number in kept]) > width:
                 wide = [number for number in kept if widths[number] > least[number]]
                 if not wide:
                     break
-                widths[max(wide, key=lambda number: widths[number])] -= 1
+                widths[max(wide, key=widths.__getitem__)] -= 1
         return widths if _total([widths[number] for number in kept]) <= width else None
 
     def _is_whole(self, number: int) -> bool:
@@ -142,11 +153,19 @@ class _Layout:
             or any(row[number] != unstyled(row[number]) for row in self._rows)
         )
 
-    def _lines(self, kept: Sequence[int], widths: Sequence[int]) -> str:
-        titles = [self._titles[number] for number in range(len(self._columns))]
-        lines = [[style(cell, bold=True) for cell in line] for line in self._wrapped(titles, kept, widths)]
-        lines += [line for row in self._rows for line in self._wrapped(row, kept, widths)]
-        return "\n".join("  ".join(self._aligned(line, kept, widths)).rstrip() for line in lines)
+    def _is_heading(self, row: Sequence[str]) -> bool:
+        return len(row) == 1 < len(self._columns)
+
+    def _table(self, kept: Sequence[int], widths: Sequence[int], width: int | None = None) -> list[str]:
+        lines = [[style(cell, bold=True) for cell in line] for line in self._wrapped(self._titles, kept, widths)]
+        texts = ["  ".join(self._aligned(line, kept, widths)).rstrip() for line in lines] if self._rows else []
+        for row in self._all:
+            if self._is_heading(row):
+                texts += row if width is None else folded(row[0], width, "  ")
+            else:
+                wrapped = self._wrapped(row, kept, widths)
+                texts += ["  ".join(self._aligned(line, kept, widths)).rstrip() for line in wrapped]
+        return texts
 
     def _wrapped(self, row: Sequence[str], kept: Sequence[int], widths: Sequence[int]) -> Iterator[list[str]]:
         cells = [
@@ -160,15 +179,18 @@ class _Layout:
             blanks = " " * (widths[number] - len(unstyled(cell)))
             yield blanks + cell if self._numeric[number] else cell + blanks
 
-    def _records(self, kept: Sequence[int], width: int) -> str:
+    def _lists(self, kept: Sequence[int], width: int) -> list[str]:
         lines: list[str] = []
-        for row in self._rows:
+        for row in self._all:
             lines += [""] if lines else []
+            if self._is_heading(row):
+                lines += folded(row[0], width, "  ")
+                continue
             for number in kept:
-                first, *others = folded(f"{self._titles[number]}  {unstyled(row[number])}", width, "  ")
                 title = self._titles[number]
+                first, *others = folded(f"{title}  {unstyled(row[number])}", width, "  ")
                 lines += [style(title, bold=True) + first.removeprefix(title), *others]
-        return "\n".join(lines)
+        return lines
 
 
 def _total(widths: Sequence[int]) -> int:

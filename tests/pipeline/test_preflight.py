@@ -33,7 +33,6 @@ from nxpipe.pipeline.config.root import serving_fleets
 from nxpipe.pipeline.fleet import preflight_rules as rules
 from nxpipe.pipeline.fleet.account import Image, Quota, Reservation, quota_name
 from nxpipe.pipeline.fleet.preflight_rules import ServedArtifact
-from nxpipe.pipeline.util.text import table, unstyled
 from tests.artifact_store.afar import first_generation
 from tests.artifact_store.samples import MODEL, contents, manifest, publish_proven, put
 from tests.localaws.install import install
@@ -657,14 +656,6 @@ def test_a_reservation_is_active_and_a_block_may_be_scheduled(state: str) -> Non
     assert rules.reservation_row(booking(block=None), held, NOW).state == "fails"
     assert rules.reservation_row(booking(), held, NOW).state == ("ok" if state == "scheduled" else "fails")
     assert rules.reservation_row(booking(), None, NOW).state == "fails"
-
-
-@given(rows=st.lists(st.tuples(*[st.text("ab ", max_size=90)] * 4), max_size=4), width=st.integers(40, 200))
-def test_a_wrapped_table_keeps_its_words_and_its_width(rows: list[tuple[str, ...]], width: int) -> None:
-    text = unstyled(table(("ONE", "TWO", "THREE", "FOUR"), rows, width))
-    assert max(len(line) for line in text.splitlines()) <= max(width, 4 * 8 + 6)
-    cells = "".join(cell for row in rows for cell in row).replace(" ", "")
-    assert sorted("".join(text.split("\n")[1:]).replace(" ", "")) == sorted(cells)
 
 
 def test_a_network_with_a_nat_gateway_has_no_interface_endpoints() -> None:

@@ -8,22 +8,19 @@ from typing import Any, Final
 from nxpipe.pipeline.build.jobs import PLAN_WORDS, CellStatus
 from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
 from nxpipe.pipeline.build.report.summary import BraceGroup, brace_groups, counted, duration, generalize
-from nxpipe.pipeline.util.text import plain, style, table
+from nxpipe.pipeline.util.text import Column, plain, style, table
 
 _COLOURS: Final = {CellStatus.QUEUED: "yellow", CellStatus.FAILED: "red", CellStatus.REFUSED: "red"}
-_HEADER: Final = ("  PROGRAM", "STATUS", "TIME", "REASON")
+_HEADER: Final = (Column("  program"), Column("status"), Column("time", drop=1), Column("reason"))
 
 
 def plan_table(plan: BuildPlan) -> str:
     """A line for each artifact, one for each group of its cells with one status and reason, and the totals."""
-    groups = [(artifact, _groups(artifact)) for artifact in plan.artifacts]
-    lines = table(_HEADER, [_row(cells) for _, cell_groups in groups for cells in cell_groups]).splitlines()
-    header, rows = lines[0], iter(lines[1:])
-    shown = [header] if len(lines) > 1 else []
-    for artifact, cell_groups in groups:
-        shown.append(_headline(artifact))
-        shown += [next(rows) for _ in cell_groups]
-    return "\n".join([*shown, "", _sum(plan)])
+    rows: list[tuple[str, ...]] = []
+    for artifact in plan.artifacts:
+        rows.append((_headline(artifact),))
+        rows += map(_row, _groups(artifact))
+    return f"{table(_HEADER, rows)}\n\n{_sum(plan)}"
 
 
 def plan_json(plan: BuildPlan) -> dict[str, Any]:
