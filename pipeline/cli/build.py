@@ -67,9 +67,9 @@ def build(
     """Compile models on the emulator, verify them, publish the artifacts.
 
     Without --model-id, builds every model of nxpipe.toml. Each target and degree gives one artifact; each batch, bucket
-    and phase gives one program in it. Cached programs and known deterministic failures are not built again. Prints a table of
-    each artifact's programs: predicted latency and its bound, HBM traffic, utilisation, accuracy. A .pt2 or .onnx file is
-    built from its own graph and weights.
+    and phase gives one program in it. Cached programs and known deterministic failures are not built again. Prints a
+    table of each artifact's programs: predicted latency and its bound, HBM traffic, utilisation, accuracy. A .pt2 or
+    .onnx file is built from its own graph and weights.
 
     \b
     Example:
