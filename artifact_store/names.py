@@ -36,7 +36,7 @@ def choose(
 
 
 def _candidates(published: "Sequence[Published]", served: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """What tells the artifacts of one name apart: the newest first."""
+    """The candidates for an ambiguous name, each with what distinguishes it; the newest first."""
     newest = sorted(published, key=lambda artifact: artifact.record.published_at, reverse=True)
     for artifact in newest[:_MAX_CANDIDATES]:
         channels = served.get(artifact.manifest_digest, ())

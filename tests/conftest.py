@@ -46,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Seed Hypothesis by the commit's number: its runs have equal examples. Other profiles draw new ones."""
     _use_memory(config)
+    os.environ.pop("COLUMNS", None)  # set by workers of xdist; output is that of a pipe, of any length
     number = config.stash[_SAMPLE] = commit_number(ROOT, config.getoption("--sample"))
     if config.getoption("--hypothesis-profile") is None and config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(number)

@@ -87,7 +87,7 @@ def served_by(
 
 
 def _config(path: Path) -> "Config | None":
-    """The configuration, for a suggestion; None if it is invalid, which is not what the command was asked."""
+    """The configuration, for a suggestion; None if it is invalid: the error is another."""
     from nxpipe.pipeline.config import ConfigInvalid, load_config
 
     try:

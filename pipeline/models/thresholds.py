@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 Report: TypeAlias = Mapping[str, Sequence[Mapping[str, str]]]  # by program, the figures of each output
 
 
-_SHOWN: Final = 4  # outputs of a program that have a line each
-
-
 @dataclass(frozen=True)
 class Thresholds:
     """The limits of a deviation, from [verify] of nxpipe.toml. None: no limit."""
@@ -97,22 +94,9 @@ def is_scores(output: str) -> bool:
     return output.rpartition(".")[2].endswith("logits")
 
 
-def sentences(report: Report) -> Iterator[str]:
-    """Lines for a stored report. For a program with many outputs, such as a decoder's KV caches: the first output, and
-    the worst of the others."""
-    for program, rows in report.items():
-        if len(rows) > _SHOWN:
-            worst = min(rows[1:], key=lambda row: float(row["cosine"]))
-            yield _sentence(program, rows[0])
-            yield f"{_sentence(program, worst)}; the worst of {len(rows) - 1} others"
-        else:
-            yield from (_sentence(program, row) for row in rows)
-
-
-def _sentence(program: str, row: Mapping[str, str]) -> str:
-    reference = row.get("yardstick", DEFAULT_REFERENCE)
-    distance = f"cosine {row['cosine']}, largest relative error {row['max_relative']}"
-    return f"{program} {row['output']}: against {reference} {distance}"
+def references_of(report: Report) -> list[str]:
+    """What the outputs of a stored report were compared with."""
+    return list(dict.fromkeys(row.get("yardstick", DEFAULT_REFERENCE) for rows in report.values() for row in rows))
 
 
 def evidence_shortfall(

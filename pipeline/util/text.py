@@ -131,7 +131,7 @@ class _Layout:
         return max((len(word) for cell in cells for word in cell.split()), default=0)
 
     def _fitted(self, kept: Sequence[int], width: int) -> list[int] | None:
-        """The widths of all columns; the widest are wrapped first. None if there is no room for words in pieces."""
+        """The widths of all columns; the widest are wrapped first. None if not even broken words fit."""
         widths = list(self._natural)
         long, pieces = (
             [word if self._is_whole(number) else min(word, limit) for number, word in enumerate(self._words)]

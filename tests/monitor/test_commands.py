@@ -186,7 +186,7 @@ def test_top_shows_each_core_of_each_process(nxpipe: InProcess, place: Path) -> 
     done = nxpipe("device", "top", "--once", "--monitor", _monitor(place, json.dumps(documents.INF2_XLARGE)))
     head, titles, *rows = done.out.splitlines()
     assert head.startswith("inf2.xlarge: devices 1")
-    assert titles.split() == ["core", "process", "utilization", "TFLOPS", "memory", "p50", "p99"]
+    assert titles.split() == ["CORE", "PROCESS", "UTILIZATION", "TFLOPS", "MEMORY", "P50", "P99"]
     assert [row.split()[:4] for row in rows] == [["0", "2199", "89.4%", "0.876"], ["1", "2199", "0.0%", "0"]]
     idle = nxpipe("device", "top", "--once", "--period", "0.1")
     assert idle.out.splitlines()[1:] == ["no process uses a core"]
@@ -213,7 +213,7 @@ def test_stdout_has_every_figure_of_the_table_with_its_unit(nxpipe: InProcess, p
     assert units["nxpipe_cost_dollars"] == "US dollars"
     assert units["nxpipe_compile_events_total"] == "count"
     lines = nxpipe("monitor", "--once", "--period", "0.1").out.splitlines()
-    assert lines[0].split() == ["metric", "of", "value", "unit"]
+    assert lines[0].split() == ["METRIC", "OF", "VALUE", "UNIT"]
 
 
 def test_prometheus_s_text_is_printed_once(nxpipe: InProcess, place: Path) -> None:

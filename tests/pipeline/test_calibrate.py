@@ -212,7 +212,7 @@ def test_a_page_has_what_was_measured_the_factors_and_the_residuals(nxpipe: InPr
     software = "compiler 2.27.5334.0; driver 2.23.9.0; runtime nrtpy 2.34.10.0"
     assert lines[0] == f"inf2.xlarge, clock of the device; {software}"
     assert [line.split() for line in lines[2:4]] == [
-        ["phase", "measurements", "factor", "spread"],
+        ["PHASE", "MEASUREMENTS", "FACTOR", "SPREAD"],
         ["forward", "2", "2.828", "1.633"],
     ]
     assert [line.split()[-1] for line in lines[6:]] == ["-29.3%", "+41.4%"]
@@ -258,7 +258,7 @@ def test_evidence_of_a_stand_in_is_refused_unless_it_is_a_rehearsal_which_is_mar
     assert answer.out.startswith("REHEARSAL, no device measured this: stand-in, clock of the device")
     assert read_calibration(Path("inf2.json")).rehearsal
     benched = nxpipe("bench", name, "--calibration", "inf2.json")
-    assert "calibrated (rehearsal)" in benched.out
+    assert "CALIBRATED (REHEARSAL)" in benched.out
     assert "inf2.json is of a rehearsal" in benched.err
 
 
@@ -355,8 +355,8 @@ def test_a_bench_shows_the_calibrated_prediction_beside_the_raw_one(nxpipe: InPr
     assert [line.pop("calibration") for line in lines] == [of] * 3
     assert lines == raw
     rows = nxpipe("bench", name, other, "--calibration", "inf2.json", "--measured").out.splitlines()
-    assert rows[0].split()[-5:] == ["calibrated", "this", "program", "AWS's", "compiler"]
-    column = rows[0].index("calibrated")
+    assert rows[0].split()[-5:] == ["CALIBRATED", "THIS", "PROGRAM", "AWS'S", "COMPILER"]
+    column = rows[0].index("CALIBRATED")
     assert [row[column:].split()[:2] for row in rows[1:3]] == [["2.828", "ms"], ["5.657", "ms"]]
     assert rows[3][column:].split()[0] == "-"
 

@@ -163,7 +163,7 @@ def test_each_program_of_a_miss_is_held_against_the_program_most_like_it(
         name: {"options.autocast", "shapes", "cache"} - ({"shapes"} if name == same else set()) for name in PROGRAMS
     }
     page = nxpipe("explain", "chat").out
-    assert f"prefill-b1-s32: {same} of {name_of(near)} differs in" in page
+    assert f"prefill-b1-s32 beside {same} differs from {name_of(near)} in" in page
 
 
 def test_programs_hold_no_weights_and_are_the_same_whatever_they_are(

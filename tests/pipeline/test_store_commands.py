@@ -90,9 +90,10 @@ def test_the_list_has_a_line_for_each_artifact_newest_first(here: Path) -> None:
     first, second = publish(here / "s"), publish(here / "s", model="llama")
     answer = nxpipe("store", "ls", "--store", "s")
     header, *lines = answer.out.splitlines()
-    assert header.split() == ["key", "model", "target", "programs", "size", "published"]
-    assert [line.split()[:6] for line in lines] == [
-        [entry.request_key[:12], entry.model_id, "inf2", "1", "1.1", "kB"] for entry in (second, first)
+    titles = ("ARTIFACT", "TARGET", "TP", "BATCHES", "BUCKETS", "DIFFERS IN", "CHANNELS", "SIZE", "PUBLISHED")
+    assert header.split() == " ".join(titles).split()
+    assert [line.split()[:8] for line in lines] == [
+        [entry.name, "inf2", "2", "1", "128", "-", "1.1", "kB"] for entry in (second, first)
     ]
     assert answer.err == ""
 
@@ -108,6 +109,11 @@ def test_the_list_as_json_tells_full_digests_and_bytes(here: Path) -> None:
         "programs": 1,
         "size_bytes": 1000 + len("program") + len("golden") + published.manifest.key_inputs.size,
         "published_at": published.published_at,
+        "degrees": [2],
+        "batches": [1],
+        "buckets": [128],
+        "differs_in": {},
+        "channels": [],
     }
 
 

@@ -151,7 +151,7 @@ def test_a_diff_tells_inputs_parts_and_bytes(here: Path) -> None:
     names = [one.request_key[:12], other.manifest_digest]
     answer = nxpipe("store", "diff", *names, "--store", "s")
     assert answer.code is OK
-    assert answer.out.split()[:9] == ["key", "inputs", "field", "A", "B", "options.note", '"a"', '"b"']
+    assert answer.out.split()[:9] == ["key", "inputs", "FIELD", "A", "B", "options.note", '"a"', '"b"']
     found = json.loads(nxpipe("store", "diff", *names, "--store", "s", "--json").out)
     assert found["key_inputs"] == [{"field": "options.note", "a": "a", "b": "b"}]
     assert found["weights"] == {"same": 2, "same_bytes": 2000, "changed": [], "added": [], "removed": []}

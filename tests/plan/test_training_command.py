@@ -28,7 +28,7 @@ def document(nxpipe: InProcess, *arguments: str) -> dict[str, Any]:
 def test_the_tables_fit_the_terminal(columns: int, nxpipe: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     lines = [unstyled(line) for line in nxpipe(*SMALL).out.splitlines()]
-    start = next(n for n, line in enumerate(lines) if line.startswith("instances"))
+    start = next(n for n, line in enumerate(lines) if line.startswith("INSTANCES"))
     rows = lines[start : lines.index("", start)]
     assert len(rows) > 4
     assert max(map(len, rows)) <= columns
@@ -69,7 +69,7 @@ def test_types_whose_intervals_overlap_are_too_close_to_call(nxpipe: InProcess) 
 
 def test_explain_has_the_parts_of_memory_of_a_step_and_every_way_of_buying(nxpipe: InProcess) -> None:
     text = nxpipe(*ASKED, "--instance", "trn1.32xlarge", "--count", "4", "--explain").out
-    for part in ("optimizer", "activations", "pipeline bubble", "tensor parallel collectives", "next layouts"):
+    for part in ("optimizer", "activations", "pipeline bubble", "tensor parallel collectives", "NEXT LAYOUTS"):
         assert part in text
     for way in ("on-demand", "spot", "capacity-block", "savings-plan-1y", "reserved-3y"):
         assert way in text

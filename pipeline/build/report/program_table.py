@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from nxpipe.pipeline.models.thresholds import DEFAULT_REFERENCE, Report
+from nxpipe.pipeline.models.thresholds import Report, references_of
 from nxpipe.pipeline.util.text import Column, human_bytes, table
 
 _COLUMNS: Final = (
@@ -29,7 +29,9 @@ def program_table(figures: Mapping[str, Any], verified: Report) -> str:
     rows = [(*row, _aws(figures.get(row[0]))) for row in rows]
     used = [n for n in range(len(_COLUMNS)) if n < 2 or any(row[n] != "-" for row in rows)]
     lines = table([_COLUMNS[n] for n in used], [[row[n] for n in used] for row in rows])
-    return "\n".join([lines, *_notes(verified)])
+    references = ", ".join(references_of(verified))
+    note = f"cosine and largest relative error: of the worst output, against {references}"
+    return f"{lines}\n{note}" if references else lines
 
 
 def by_size(program: str) -> tuple[object, ...]:
@@ -82,9 +84,3 @@ def _aws(figures: object) -> str:
             return time
         case _:
             return "-"
-
-
-def _notes(verified: Report) -> Iterator[str]:
-    references = dict.fromkeys(row.get("yardstick", DEFAULT_REFERENCE) for rows in verified.values() for row in rows)
-    if references:
-        yield f"cosine and largest relative error: of the worst output, against {', '.join(references)}"

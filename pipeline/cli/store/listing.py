@@ -123,7 +123,7 @@ def _matches(artifact: "Published", model: str | None, target: str | None) -> bo
 
 @dataclass(frozen=True)
 class ArtifactDetails:
-    """What tells an artifact from others of its model: its programs, and the key inputs in which it differs."""
+    """What distinguishes an artifact from others of its model: its programs, and the key inputs in which it differs."""
 
     degrees: list[int]
     batches: list[int]
