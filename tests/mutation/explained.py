@@ -10,6 +10,8 @@ _WHY = (
     ("gather", "memset of vector: value is 62", _REFUSED),
     ("gather", "tensor_copy_predicated of vector: dst axis", _REFUSED),
     ("norm", "activation of scalar: dst as", "only the total is read, not its terms"),
+    ("norm", "activation of scalar: bias is", "what is added to a whole row goes with its mean"),
+    ("norm", "activation of scalar: function is relu", "a variance is never negative"),
     (
         "attention",
         "operand0 is -1.0",

@@ -69,11 +69,14 @@ def caught(sample: Sample, program: Program) -> tuple[Judge, str] | None:
 
 
 def _accepts(sample: Sample, program: Program, index: int) -> bool:
-    try:
-        sample.found(program, 1, "hostile", index)
-    except IndexOutOfRange:
-        return False
-    return True
+    """True if an index out of range has a result, in the middle of the indices or at their end."""
+    for place in (0.5, 1.0):
+        try:
+            sample.found(program, 1, "hostile", (index, place))
+        except IndexOutOfRange:
+            continue
+        return True
+    return False
 
 
 @cache

@@ -52,15 +52,16 @@ class Sample:
     divided: tuple[tuple[str, RankSlice], ...] = ()  # sharded parameters
     outside: tuple[int, ...] = ()
 
-    def given(self, seed: int, outside: int | None = None) -> tuple[Tensors, Tensors]:
-        """Parameters and inputs, optionally with an index out of range."""
+    def given(self, seed: int, outside: tuple[int, float] | None = None) -> tuple[Tensors, Tensors]:
+        """Parameters and inputs, optionally with an index out of range, at a share of the way through the indices."""
         random = np.random.default_rng(seed)
         graph = self.graph
         parameters = {name: _numbers(random, value.type, 0.4) for name, value in graph.parameters.items()}
         inputs = {name: _numbers(random, value.type, DRAWS[seed]) for name, value in graph.inputs.items()}
         for numbers in inputs.values():
             if outside is not None:
-                numbers.flat[numbers.size // 2] = outside
+                index, place = outside
+                numbers.flat[int((numbers.size - 1) * place)] = index
         return parameters, inputs
 
     def expected(self, seed: int) -> Tensors:
@@ -69,7 +70,7 @@ class Sample:
         outputs, states = LoadedRanks(self.graph, parameters).run(inputs)
         return {**outputs, **states[0]}
 
-    def found(self, program: Program, seed: int, order: str, outside: int | None = None) -> list[Tensors]:
+    def found(self, program: Program, seed: int, order: str, outside: tuple[int, float] | None = None) -> list[Tensors]:
         """The outputs of a program on each rank."""
         machine = Machine(program, order=order)
         parameters, inputs = self.given(seed, outside)
@@ -147,7 +148,7 @@ def _norm() -> Graph:
 
 def _softmax() -> Graph:
     def build(b: GraphBuilder) -> Mapping[str, Value]:
-        x = b.input("x", TensorType((400, 48), F32))
+        x = b.input("x", TensorType((500, 48), F32))
         far = b.add(Binary("multiply"), x, b.scalar(3.0))
         return {"y": b.add(Softmax(1, False), far)}
 
@@ -182,7 +183,8 @@ def _layers() -> Graph:
 def _gather() -> Graph:
     def build(b: GraphBuilder) -> Mapping[str, Value]:
         ids = b.input("ids", TensorType((2, 70), DType.INT64))
-        rows = b.add(Gather(0), b.parameter("table", TensorType((ROWS, 24), F32)), ids)
+        # Not the first axis: an index out of range that is not refused addresses a row of the next table.
+        rows = b.add(Gather(1), b.parameter("tables", TensorType((3, ROWS, 24), F32)), ids)
         return {"y": b.add(Unary("relu"), rows)}
 
     return _graph(build)
@@ -191,7 +193,8 @@ def _gather() -> Graph:
 def _reduce() -> Graph:
     def build(b: GraphBuilder) -> Mapping[str, Value]:
         x = b.input("x", TensorType((30, 7, 20), F32))
-        return {"sum": b.add(Reduce("sum", (1,), False), x), "max": b.add(Reduce("max", (0, 2), True), x)}
+        negative = b.add(Binary("multiply"), b.add(Unary("abs"), x), b.scalar(-1.0))
+        return {"sum": b.add(Reduce("sum", (1,), False), x), "max": b.add(Reduce("max", (0, 2), True), negative)}
 
     return _graph(build)
 
