@@ -110,6 +110,10 @@ COMMANDS = {
         "Run a model's programs on the emulator, or an artifact's on Neuron devices, and show their outputs.",
     ),
     "serve": ("nxpipe.pipeline.cli.serve:serve", "Serve an artifact over HTTP, by OpenAI's API and SageMaker's."),
+    "stats": (
+        "nxpipe.pipeline.cli.explain:stats",
+        "Show the hits and misses of the build cache, and the time that hits saved.",
+    ),
     "store": (
         "nxpipe.pipeline.cli.store.group:store",
         "Manage artifacts: list, compare, fetch, sign, collect garbage.",
