@@ -16,6 +16,7 @@ from nxpipe.artifact_store.names import short_name
 from nxpipe.pipeline.artifacts.store_url import open_configured_store
 from nxpipe.pipeline.build.explain import difference_table, differences_as_json
 from nxpipe.pipeline.build.jobs import PLAN_WORDS
+from nxpipe.pipeline.cli.completion import complete_models_or_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import ModelOptions, model_options
 from nxpipe.pipeline.cli.options import config_option, store_option
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_models_or_artifacts)
 @model_options("explain", target=TargetList(), tp="1", degrees=Numbers(64))
 @click.option(
     "--nearest",

@@ -130,6 +130,9 @@ COMMANDS = {
 }
 
 
+COMPLETE = "_NXPIPE_COMPLETE"  # the variable by which shells ask for completions
+
+
 def _set_flag(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value and param.name is not None:
         setattr(ctx.ensure_object(Console), param.name, True)
@@ -334,7 +337,9 @@ def main() -> NoReturn:
 
 
 def _translate(error: Exception, console: Console) -> int:
-    """Print the error as one sentence; return its exit code."""
+    """Print the error as one sentence; return its exit code. A completion is silent: the user is typing."""
+    if COMPLETE in os.environ:
+        return exit_codes.USAGE.number
     row = exit_codes.exit_code_of(error)
     console.json = console.json or _asks_for_json(sys.argv[1:])
     if console.verbose:

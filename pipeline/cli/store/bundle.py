@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from nxpipe.pipeline.artifacts.store_url import open_configured_store
+from nxpipe.pipeline.cli.completion import complete_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import Label, config_option, store_option
 from nxpipe.pipeline.cli.param_types import Choice, Count
@@ -25,7 +26,7 @@ RUNTIMES: Final = ("nxpipe", "vllm-nxdi", "vllm-neuron", "optimum", "torchscript
 
 
 @click.command("export", cls=Command)
-@click.argument("name")
+@click.argument("name", shell_complete=complete_artifacts)
 @click.option(
     "--to",
     "target",

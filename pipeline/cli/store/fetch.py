@@ -10,6 +10,7 @@ import click
 
 from nxpipe.artifact_store.errors import StoreError
 from nxpipe.pipeline.artifacts.store_url import offline_index, open_configured_store, open_offline_store
+from nxpipe.pipeline.cli.completion import complete_artifacts, complete_channels, complete_endpoints
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.cli.param_types import Choice
@@ -26,15 +27,20 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.argument("name", required=False)
-@click.option("--channel", metavar="NAME", help="Fetch the artifact that this channel serves.")
+@click.argument("name", required=False, shell_complete=complete_artifacts)
+@click.option(
+    "--channel", metavar="NAME", shell_complete=complete_channels, help="Fetch the artifact that this channel serves."
+)
 @click.option("--model", metavar="ID", help="With --channel: the artifact of this model.")
 @click.option("--target", help="With --channel: the artifact for this target, as in inf2.")
 @click.option(
     "--to", "folder", required=True, type=click.Path(file_okay=False, path_type=Path), help="A new or empty folder."
 )
 @click.option(
-    "--endpoint", metavar="NAME", help="Fail unless this SageMaker endpoint of nxpipe.toml can run the programs."
+    "--endpoint",
+    metavar="NAME",
+    shell_complete=complete_endpoints,
+    help="Fail unless this SageMaker endpoint of nxpipe.toml can run the programs.",
 )
 @click.option(
     "--programs",

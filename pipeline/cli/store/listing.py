@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nxpipe.pipeline.artifacts.store_url import open_configured_store, open_uncached_store
+from nxpipe.pipeline.cli.completion import complete_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.cli.param_types import Count
@@ -88,7 +89,7 @@ def ls(
 
 
 @click.command(cls=Command)
-@click.argument("name")
+@click.argument("name", shell_complete=complete_artifacts)
 @store_option
 @config_option
 @click.pass_obj

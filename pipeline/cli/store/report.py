@@ -8,6 +8,7 @@ import click
 
 from nxpipe.artifact_store.errors import InvalidDocument, NotFound
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
+from nxpipe.pipeline.cli.completion import complete_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.util.console import Console
@@ -17,7 +18,7 @@ _PAGES: Final = (".html", ".htm", ".xhtml")  # suffixes that browsers render
 
 
 @click.command(cls=Command)
-@click.argument("name")
+@click.argument("name", shell_complete=complete_artifacts)
 @click.option(
     "--to",
     "target",
