@@ -22,7 +22,7 @@ from nxpipe.pipeline.util.console import Console
 _Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 # Readline splits words at these characters, and would complete the part of MODEL@KEY after @ as a word of its own.
-_WORDBREAKS: Final = "COMP_WORDBREAKS=${COMP_WORDBREAKS//[@:]/}\\n"
+_WORDBREAKS: Final = "COMP_WORDBREAKS=${COMP_WORDBREAKS//@/}\n"
 
 
 @click.command(cls=Command)

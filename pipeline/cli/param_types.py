@@ -200,6 +200,8 @@ class Share(click.ParamType[float]):
             self.fail(f"{value!r} is not a share, as in 5% or 0.05", param, ctx)
         number = _decimal(match[1])
         # Where more than 100% is possible, 1 may mean 1% or 100%; elsewhere a number above 1 is a percentage.
+        if not match[2] and self._most == 1 and number > 1:
+            self.fail(f"{value!r} is above 100%; write {number:g}% or {number / 100:g}", param, ctx)
         if not match[2] and (number > 1 or (number == 1 and self._most > 1)):
             self.fail(
                 f"{value!r} could be {number:g}% or {100 * number:g}%; write {number:g}%, or a fraction", param, ctx
