@@ -57,7 +57,7 @@ class CacheStatistics:
 
     @classmethod
     def of(cls, entries: Sequence[Entry], reported: ReportedTimes) -> "CacheStatistics":
-        """The statistics of valid entries. `reported` is asked once for each artifact of which a time is not known."""
+        """The statistics of valid entries. `reported` is called once for each artifact of which a time is not known."""
         times = {key: float(seconds) for entry in entries for key, seconds in entry["built"].items()}
         for artifact in {(each["store"], each["artifact"]) for each in entries if each["hits"] - times.keys()}:
             times = {**reported(*artifact), **times}

@@ -175,7 +175,7 @@ def record(
     state = "changed" if appended.changed else "unchanged"
     console.say(f"Channel {generation.channel} {state}, generation {generation.generation}:")
     console.result(*served_lines(generation))
-    if appended.changed:
+    if appended.before is not None:
         console.say(*moved_lines(appended.before, generation))
     for notice in rehearsals:
         console.say(f"  {notice}")

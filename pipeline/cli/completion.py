@@ -1,7 +1,7 @@
 """`nxpipe completion`: completion scripts for shells; and what completes artifacts, channels, models, fleets, programs.
 
 A completion must be fast and silent. It reads nxpipe.toml and a store in a folder as plain files, without validation
-and without the libraries of the product; a store in S3 is not asked. What is missing or malformed completes nothing.
+and without the libraries of the product; a store in S3 is not read. What is missing or malformed completes nothing.
 """
 
 import json

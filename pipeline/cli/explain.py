@@ -353,7 +353,7 @@ def _url_of(store: str | None, config_path: Path) -> str | None:
 
 
 def _opener(store: str | None, config_path: Path) -> "Callable[[str], Store | None]":
-    """Opens a store for its reports: that of --store or of nxpipe.toml, or a folder. No other network is asked."""
+    """Opens a store for its reports: that of --store or of nxpipe.toml, or a folder. No other network is used."""
     from nxpipe.artifact_store.url import is_remote, open_store
     from nxpipe.pipeline.artifacts.store_url import store_url
 

@@ -112,7 +112,7 @@ COMMANDS = {
     "serve": ("nxpipe.pipeline.cli.serve:serve", "Serve an artifact over HTTP, by OpenAI's API and SageMaker's."),
     "stats": (
         "nxpipe.pipeline.cli.explain:stats",
-        "Show the hits and misses of the build cache, and the time that hits saved.",
+        "Show the hits and misses of the build cache, and the time that hits saved, by model and by week.",
     ),
     "store": (
         "nxpipe.pipeline.cli.store.group:store",
