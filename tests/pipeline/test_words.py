@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -240,7 +241,7 @@ def test_an_ambiguous_name_lists_dates_and_channels_the_newest_first(
 # Numbers
 
 
-def converted(type_: click.ParamType, text: str) -> object:
+def converted(type_: click.ParamType[Any], text: str) -> object:
     return type_.convert(text, None, None)
 
 
@@ -276,7 +277,9 @@ def converted(type_: click.ParamType, text: str) -> object:
         (DurationType(zero=True), "0", 0.0),
     ],
 )
-def test_numbers_are_accepted_in_the_forms_that_people_type(type_: click.ParamType, text: str, value: float) -> None:
+def test_numbers_are_accepted_in_the_forms_that_people_type(
+    type_: click.ParamType[Any], text: str, value: float
+) -> None:
     assert converted(type_, text) == pytest.approx(value)
 
 
@@ -299,7 +302,7 @@ def test_numbers_are_accepted_in_the_forms_that_people_type(type_: click.ParamTy
         (DurationType(0.1, 3600), "2h", "at most 1h"),
     ],
 )
-def test_the_error_of_a_number_names_the_accepted_forms(type_: click.ParamType, text: str, expected: str) -> None:
+def test_the_error_of_a_number_names_the_accepted_forms(type_: click.ParamType[Any], text: str, expected: str) -> None:
     with pytest.raises(click.BadParameter) as refused:
         converted(type_, text)
     assert expected in refused.value.message
