@@ -32,7 +32,7 @@ stdout has the result, stderr messages and errors. With `--json`, the error that
 stderr, one JSON document on one line:
 
 ```json
-{"error": {"exit_code": 21, "name": "not-in-store", "message": "there is no artifact 'sentimet' in ...; did you mean sentiment@602c1f0a9b3d?", "hint": "List the artifacts with `nxpipe store ls`."}}
+{"error": {"exit_code": 21, "name": "not-in-store", "message": "there is no artifact ...", "hint": "List ..."}}
 ```
 
 | Field | |
@@ -68,8 +68,8 @@ _CONVENTIONS: Final = """Every command accepts these forms.
 | a size | `500MiB`, `16GiB`, `16GB`; as in Kubernetes, `16Gi` is 16GiB and `16G` is 16GB |
 | a duration | `500ms`, `2s`, `5m`, `1h`, `1h30m`, `30d` |
 
-A misspelt name of a closed set (command, option, value, instance type, task, channel, artifact, program, model, fleet) is
-refused with the most similar one. `nxpipe completion SHELL` prints a script that completes them. With `--json`, a
+A misspelt name of a closed set (command, option, value, instance type, task, channel, artifact, program, model, fleet)
+is refused with the most similar one. `nxpipe completion SHELL` prints a script that completes them. With `--json`, a
 result is one document on stdout, and an error [one on stderr](exit-codes.md#errors-as-json).
 """
 
