@@ -26,7 +26,7 @@ _WORDBREAKS: Final = "COMP_WORDBREAKS=${COMP_WORDBREAKS//@/}\n"
 
 
 @click.command(cls=Command)
-@click.argument("shell", type=Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", metavar="SHELL", type=Choice(["bash", "zsh", "fish"]))
 @click.pass_obj
 def completion(console: Console, shell: str) -> None:
     """Print a shell completion script.

@@ -26,7 +26,7 @@ RUNTIMES: Final = ("nxpipe", "vllm-nxdi", "vllm-neuron", "optimum", "torchscript
 
 
 @click.command("export", cls=Command)
-@click.argument("name", shell_complete=complete_artifacts)
+@click.argument("name", metavar="ARTIFACT", shell_complete=complete_artifacts)
 @click.option(
     "--to",
     "target",
@@ -42,7 +42,7 @@ def export(console: Console, name: str, target: Path, store: str | None, config_
     """Export one artifact to a tar file or folder, for hosts without network access.
 
     Writes an OCI image layout with the artifact's manifest, blobs and signatures; equal artifacts give equal bytes.
-    NAME is a model's id, MODEL@KEY, or a key.
+    ARTIFACT is a model's id, MODEL@KEY, or a key.
 
     \b
     Example:

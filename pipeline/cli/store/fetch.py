@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.argument("name", required=False, shell_complete=complete_artifacts)
+@click.argument("name", metavar="[ARTIFACT]", required=False, shell_complete=complete_artifacts)
 @click.option(
     "--channel", metavar="NAME", shell_complete=complete_channels, help="Fetch the artifact that this channel serves."
 )
@@ -67,7 +67,7 @@ def fetch(
 ) -> None:
     """Fetch an artifact into a folder, verified and ready to serve.
 
-    NAME is a model's id, MODEL@KEY, or a key (at least six hex digits). Writes manifest.json, executables/,
+    ARTIFACT is a model's id, MODEL@KEY, or a key (at least six hex digits). Writes manifest.json, executables/,
     weights.safetensors and files/; the manifest is written last, so a folder with a manifest is complete.
     Of an artifact with programs for Neuron devices, a folder gets these and not the emulator's.
     Existing files are not fetched again, and an interrupted fetch is resumed.
@@ -85,7 +85,7 @@ def fetch(
       nxpipe store fetch acme/rank@71f0aa --endpoint rank --to ./served
     """
     if (name is None) == (channel is None):
-        raise click.UsageError("pass either NAME or --channel", ctx)
+        raise click.UsageError("pass either ARTIFACT or --channel", ctx)
     if channel is None and (model or target):
         raise click.UsageError("--model and --target require --channel", ctx)
     console: Console = ctx.obj

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.argument("name", required=False, shell_complete=complete_artifacts)
+@click.argument("name", metavar="[ARTIFACT]", required=False, shell_complete=complete_artifacts)
 @click.option("--as", "pin_name", type=Label("pin"), metavar="PIN", help="The pin's name: 1 to 63 of a-z, 0-9 and '-'.")
 @click.option("--reason", type=REASON, default="", help="The reason, shown with the pin.")
 @store_option
@@ -32,7 +32,7 @@ def pin(
 ) -> None:
     """Pin an artifact, which protects it from gc, or list the pins.
 
-    NAME is a model's id, MODEL@KEY, or a key, as for `nxpipe store show`. Without NAME, lists all pins.
+    ARTIFACT is a model's id, MODEL@KEY, or a key, as for `nxpipe store show`. Without ARTIFACT, lists all pins.
 
     \b
     Example:
@@ -42,7 +42,7 @@ def pin(
     from nxpipe.artifact_store.pins import Pins
 
     if (name is None) != (pin_name is None):
-        raise click.UsageError("NAME requires --as PIN; without both, the pins are listed")
+        raise click.UsageError("ARTIFACT requires --as PIN; without both, the pins are listed")
     opened = open_uncached_store(store, config_path, console)
     pins = Pins(opened.backend)
     if name is not None and pin_name is not None:

@@ -18,7 +18,7 @@ _PAGES: Final = (".html", ".htm", ".xhtml")  # suffixes that browsers render
 
 
 @click.command(cls=Command)
-@click.argument("name", shell_complete=complete_artifacts)
+@click.argument("name", metavar="ARTIFACT", shell_complete=complete_artifacts)
 @click.option(
     "--to",
     "target",
@@ -32,7 +32,7 @@ _PAGES: Final = (".html", ".htm", ".xhtml")  # suffixes that browsers render
 def report(console: Console, name: str, target: Path | None, store: str | None, config_path: Path) -> None:
     """Write the report of the build that published an artifact.
 
-    NAME is a model's id, MODEL@KEY, or a key, as for `nxpipe store show`. Writes the newest report of the artifact:
+    ARTIFACT is a model's id, MODEL@KEY, or a key, as for `nxpipe store show`. Writes the newest report of the artifact:
     cells, workers, durations, versions.
 
     \b
