@@ -28,8 +28,8 @@ def exit_codes_page() -> str:
 _ERRORS: Final = """
 ## Errors as JSON
 
-stdout has the result, stderr messages and errors. With `--json`, the error that ends a command is the last line of
-stderr, one JSON document on one line:
+stdout has the result, stderr messages and errors. With `--json`, the error that ends a command is
+the last line of stderr, one JSON document on one line:
 
 ```json
 {"error": {"exit_code": 21, "name": "not-in-store", "message": "there is no artifact ...", "hint": "List ..."}}
@@ -42,8 +42,8 @@ stderr, one JSON document on one line:
 | `hint` | the remedy of the row; for invalid usage, the command whose help explains it |
 | `details` | further lines, such as the other faults of `nxpipe.toml`; absent if there are none |
 
-With `--quiet` it is the only line. A command whose result says why it fails, such as `nxpipe check`, prints that result
-on stdout and no error document.
+With `--quiet` it is the only line. A command whose result says why it fails, such as `nxpipe
+check`, prints that result on stdout and no error document.
 """
 
 
@@ -68,9 +68,10 @@ _CONVENTIONS: Final = """Every command accepts these forms.
 | a size | `500MiB`, `16GiB`, `16GB`; as in Kubernetes, `16Gi` is 16GiB and `16G` is 16GB |
 | a duration | `500ms`, `2s`, `5m`, `1h`, `1h30m`, `30d` |
 
-A misspelt name of a closed set (command, option, value, instance type, task, channel, artifact, program, model, fleet)
-is refused with the most similar one. `nxpipe completion SHELL` prints a script that completes them. With `--json`, a
-result is one document on stdout, and an error [one on stderr](exit-codes.md#errors-as-json).
+A misspelt name of a closed set (command, option, value, instance type, task, channel, artifact,
+program, model, fleet) is refused with the most similar one. `nxpipe completion SHELL` prints a
+script that completes them. With `--json`, a result is one document on stdout, and an error [one
+on stderr](exit-codes.md#errors-as-json).
 """
 
 
