@@ -31,7 +31,7 @@ def choose(
         listing = "; ".join(_candidates(matches, channels_of()))
         raise NotFound(f"{name!r} matches {len(matches)} artifacts in {url}: {listing}; name one of them")
     if not published:
-        raise NotFound(f"there is no artifact {name!r} in {url}, which is empty; publish one, or use another store")
+        raise NotFound(f"there is no artifact {name!r} in {url}, which is empty; build one, or pass --store URL")
     raise NotFound(f"there is no artifact {name!r} in {url}; {_nearest(name, published)}")
 
 

@@ -153,12 +153,11 @@ def channel_state_text(entry: ChannelEntry, signers: Mapping[Served, Sequence[st
     return "\n".join(lines)
 
 
-def moved_lines(before: Generation | None, after: Generation) -> list[str]:
+def moved_lines(before: Generation, after: Generation) -> list[str]:
     """What a change replaced: from which generation to which, and from which artifact to which."""
-    changes = _changed(before.artifacts if before else (), after.artifacts)
+    changes = _changed(before.artifacts, after.artifacts)
     restored = f", which restores generation {after.restores}" if after.restores else ""
-    begin = f"from generation {before.generation} " if before else ""
-    return [f"  {begin}to generation {after.generation}{restored}"] + [
+    return [f"  from generation {before.generation} to generation {after.generation}{restored}"] + [
         f"  {model} for {target}: {_key(old)} -> {_key(new)}" for model, target, old, new in changes
     ]
 

@@ -1,4 +1,5 @@
-"""Build cache of a store: the lease on a cache key, the negative cache of known failures, and timings of cache misses.
+"""Build cache of a store: the lease on a cache key, the negative cache of known failures, timings of cache misses,
+and the log of hits and misses.
 
 A lease keeps two builders from compiling the same key at once: the second waits, and has a cache hit. It is an
 optimisation only: if it is lost, both compile, and the store's conditional create decides which result is kept.
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.builds import Failure as KnownFailure
@@ -27,7 +28,7 @@ from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.versions import digest_of
 from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, PipelineError, VerificationFailed
-from nxpipe.pipeline.util.files import MiB, json_of, read_file, write_whole
+from nxpipe.pipeline.util.files import MiB, json_of, read_file, user_state_folder, write_whole
 
 _POLL: Final = 1.0  # seconds between two attempts to acquire a lease
 # Known failures that are raised as their original class, for its exit code; all others become BuildRefused.
@@ -139,6 +140,55 @@ class Timings:
         kept = dict(list(self._known.items())[-_KEPT:])
         with suppress(OSError):  # an estimate is not worth a failed build
             write_whole(self._path, json.dumps(kept).encode())
+
+
+_LOG_FORMAT: Final = "nxpipe.build/1"
+_LARGEST_LOG: Final = 8 * MiB
+
+
+class BuildLog:
+    """One line for each artifact of each build of this user: its cache hits, and the seconds of its misses.
+
+    A line is one `write` to a file that is open for appending, so that builds that run at once need no lock. The file
+    may be deleted at any time; at its largest size it is set aside, in place of an older one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @classmethod
+    def of_user(cls) -> Self:
+        return cls(user_state_folder() / "builds.jsonl")
+
+    def note(self, entries: Iterable[Mapping[str, object]]) -> None:
+        """Append the entries. A build does not fail for a line that cannot be written."""
+        with suppress(OSError, StoreError):
+            lines = b"".join(canonical_json({"format": _LOG_FORMAT, **entry}) + b"\n" for entry in entries)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(file, lines)
+                if os.fstat(file).st_size > _LARGEST_LOG:
+                    self._path.replace(self._aside)
+            finally:
+                os.close(file)
+
+    def entries(self) -> Iterator[Mapping[str, Any]]:
+        """The entries, oldest first. A line that was cut short, or is of another version, is left out."""
+        for path in (self._aside, self._path):
+            try:
+                lines = read_file(path, limit=2 * _LARGEST_LOG).splitlines()
+            except (OSError, ValueError):  # no build yet
+                continue
+            for line in lines:
+                with suppress(ValueError):
+                    entry = json_of(line)
+                    if isinstance(entry, dict) and entry.get("format") == _LOG_FORMAT:
+                        yield entry
+
+    @property
+    def _aside(self) -> Path:
+        return self._path.with_suffix(".1.jsonl")
 
 
 def timing_key(request: BuildSpec, shape: Shape) -> str:

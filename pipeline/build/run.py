@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.documents import written_now
 from nxpipe.artifact_store.errors import StoreError, StoreUnavailable
-from nxpipe.pipeline.build.cache import Timings, timing_key
+from nxpipe.pipeline.build.cache import BuildLog, Timings, timing_key
 from nxpipe.pipeline.build.jobs import (
     BuildOptions,
     CellStatus,
@@ -300,6 +300,7 @@ class BuildRun:
     def finish(self, results: Results) -> int:
         """Print the artifacts and what is missing, write the reports, and return the exit code."""
         _record_timings(results, self.timings)
+        _record_builds(results, self.store.url)
         try:
             published = published_artifacts(self.store, results)
             figures = {item.request_key: figures_of(item.manifest, self.store) for item in published.values()}
@@ -353,6 +354,21 @@ def _record_timings(results: Results, timings: Timings) -> None:
     built = [result for result in results.cells() if result.status is CellStatus.BUILT and result.seconds]
     keys = [timing_key(BuildSpec.of(result.artifact.spec), result.cell.shape) for result in built]
     timings.note({key: (result.cell.work, result.seconds) for key, result in zip(keys, built, strict=True)})
+
+
+def _record_builds(results: Results, store: str) -> None:
+    """Record the hits and misses of each artifact for `nxpipe stats`."""
+    entries = []
+    for result in results.artifacts():
+        cells = {status: [cell for cell in result.cells if cell.status is status] for status in CellStatus}
+        hits, built = (cells[status] for status in (CellStatus.CACHED, CellStatus.BUILT))
+        if hits or built:
+            entries.append(
+                {"at": results.began_at, "store": store, "artifact": result.artifact.key}
+                | {"model": result.artifact.spec.title, "target": result.artifact.spec.target}
+                | {"hits": [cell.cell.key for cell in hits], "built": {c.cell.key: c.seconds for c in built}}
+            )
+    BuildLog.of_user().note(entries)
 
 
 def _annotate_github(console: Console, results: Results) -> None:

@@ -12,6 +12,7 @@ import click
 from nxpipe.artifact_store.errors import ChannelEmpty, NotFound
 from nxpipe.artifact_store.names import SHOWN
 from nxpipe.pipeline.artifacts.store_url import open_configured_store, open_uncached_store
+from nxpipe.pipeline.cli.completion import complete_channels_or_artifacts, complete_models_or_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import (
     config_option,
@@ -65,10 +66,11 @@ _PREDICTED: Final = (Column(THIS_PROGRAM, drop=3), Column(PREDICTED, drop=2, who
 
 
 @click.command(cls=Command)
-@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@click.argument("models", nargs=-1, metavar="[MODEL]...", shell_complete=complete_models_or_artifacts)
 @click.option(
     "--against",
     metavar="CHANNEL|ARTIFACT",
+    shell_complete=complete_channels_or_artifacts,
     help="The baseline: a channel's current artifacts, or one artifact (MODEL@KEY or a key).",
 )
 @click.option("--allow-empty", is_flag=True, help="Accept a channel of --against that has no generation yet.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from nxpipe.pipeline.cli.completion import complete_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.cli.param_types import Choice
@@ -24,7 +25,7 @@ _DIGITS: Final = 12  # of a digest
 
 
 @click.command(cls=Command)
-@click.argument("artifacts", nargs=-1, metavar="[ARTIFACT]...")
+@click.argument("artifacts", nargs=-1, metavar="[ARTIFACT]...", shell_complete=complete_artifacts)
 @click.option(
     "--from",
     "tables",

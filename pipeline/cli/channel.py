@@ -8,6 +8,7 @@ import click
 
 from nxpipe.pipeline.artifacts.channels import fleet_of_channel
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
+from nxpipe.pipeline.cli.completion import complete_channels
 from nxpipe.pipeline.cli.main import Command, Group
 from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, key_option, store_option
 from nxpipe.pipeline.cli.param_types import Count
@@ -34,7 +35,7 @@ def channel() -> None:
 
 
 @channel.command(cls=Command)
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_channels)
 @click.option("--last", type=Count(1), default=20, show_default=True, metavar="N", help="The number of generations.")
 @store_option
 @config_option
@@ -64,7 +65,7 @@ def log(console: Console, name: str | None, last: int, store: str | None, config
 
 
 @channel.command(cls=Command)
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_channels)
 @store_option
 @config_option
 @click.pass_obj
@@ -114,7 +115,13 @@ def _print(console: Console, texts: list[str], url: str) -> None:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _OPTIONS = (
-    click.option("--channel", type=Label("channel"), required=True, help="The channel to change."),
+    click.option(
+        "--channel",
+        type=Label("channel"),
+        required=True,
+        shell_complete=complete_channels,
+        help="The channel to change.",
+    ),
     click.option("--reason", type=REASON, default="", help="The reason, for the channel's log."),
     click.option("--actor", type=ACTOR, help="The identity in the channel's log.  [default: see above]"),
     click.option(
@@ -168,7 +175,7 @@ def record(
     state = "changed" if appended.changed else "unchanged"
     console.say(f"Channel {generation.channel} {state}, generation {generation.generation}:")
     console.result(*served_lines(generation))
-    if appended.changed:
+    if appended.before is not None:
         console.say(*moved_lines(appended.before, generation))
     for notice in rehearsals:
         console.say(f"  {notice}")

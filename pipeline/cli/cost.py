@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from nxpipe.pipeline.cli.completion import complete_fleets
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option
 from nxpipe.pipeline.cli.param_types import Choice, Count
@@ -21,7 +22,7 @@ _LEFT_OUT: Final = "The sum leaves load balancers, storage and data transfer out
 
 
 @click.command(cls=Command)
-@click.option("--fleet", required=True, metavar="NAME", help="The serving fleet.")
+@click.option("--fleet", required=True, metavar="NAME", shell_complete=complete_fleets, help="The serving fleet.")
 @click.option("--hours", type=Count(1, 24 * 90), default=24, show_default=True, help="How far back, in whole hours.")
 @click.option(
     "--purchase",

@@ -8,6 +8,7 @@ import click
 
 from nxpipe.pipeline.artifacts.store_url import open_configured_store
 from nxpipe.pipeline.build.explain import difference_table, differences_as_json
+from nxpipe.pipeline.cli.completion import complete_channels_or_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.util.console import Console
@@ -25,8 +26,8 @@ _LISTED: Final = 10  # weights and node kinds; --json has all
 
 
 @click.command(cls=Command)
-@click.argument("before", metavar="A")
-@click.argument("after", metavar="B")
+@click.argument("before", metavar="A", shell_complete=complete_channels_or_artifacts)
+@click.argument("after", metavar="B", shell_complete=complete_channels_or_artifacts)
 @click.option("--tensors", is_flag=True, help="Read the changed weights and report the size of each change.")
 @store_option
 @config_option

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nxpipe.pipeline.cli.completion import complete_artifacts, complete_programs
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.cli.param_types import Choice
@@ -22,8 +23,14 @@ ENGINES = ("tensor", "vector", "scalar", "gpsimd", "collective", *(f"dma{queue}"
 
 
 @click.command(cls=Command)
-@click.argument("source", metavar="FILE|ARTIFACT")
-@click.option("--program", "name", metavar="NAME", help="The program of an artifact, as in prefill-b1-s128.")
+@click.argument("source", metavar="FILE|ARTIFACT", shell_complete=complete_artifacts)
+@click.option(
+    "--program",
+    "name",
+    metavar="NAME",
+    shell_complete=complete_programs,
+    help="The program of an artifact, as in prefill-b1-s128.",
+)
 @click.option("--only", type=Choice(ENGINES), help="Only the instructions of one engine, with their loops.")
 @click.option(
     "--totals",

@@ -1,7 +1,10 @@
-"""`nxpipe explain`, also `nxpipe store explain`: cache hits and misses, and programs after a compiler pass."""
+"""`nxpipe explain`, also `nxpipe store explain`: cache hits and misses, and programs after a compiler pass.
+
+`nxpipe stats`: how many hits and misses there were, and the time that hits saved.
+"""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +16,7 @@ from nxpipe.artifact_store.names import short_name
 from nxpipe.pipeline.artifacts.store_url import open_configured_store
 from nxpipe.pipeline.build.explain import difference_table, differences_as_json
 from nxpipe.pipeline.build.jobs import PLAN_WORDS
+from nxpipe.pipeline.cli.completion import complete_models_or_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import ModelOptions, model_options
 from nxpipe.pipeline.cli.options import config_option, store_option
@@ -22,7 +26,7 @@ from nxpipe.pipeline.config.sections import Backend
 from nxpipe.pipeline.predict.constants import PREDICTED, THIS_PROGRAM
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.files import state_folder
-from nxpipe.pipeline.util.text import for_terminal, table
+from nxpipe.pipeline.util.text import duration_text, for_terminal, table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
@@ -30,12 +34,13 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.index.nearest import NearestArtifact
     from nxpipe.artifact_store.index.segments import Report
     from nxpipe.pipeline.build.explain import CacheLookup, ProgramLookup
+    from nxpipe.pipeline.build.statistics import CacheFigures, CacheStatistics
     from nxpipe.pipeline.config import Config
     from nxpipe.pipeline.models.spec import ModelSpec
 
 
 @click.command(cls=Command)
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_models_or_artifacts)
 @model_options("explain", target=TargetList(), tp="1", degrees=Numbers(64))
 @click.option(
     "--nearest",
@@ -305,3 +310,81 @@ def _print_programs(console: Console, specs: "Sequence[ModelSpec]", after: str) 
                 console.page(f"{for_terminal(headline)}\n{text}\n")
     if console.json:
         console.data(documents)
+
+
+@click.command(cls=Command)
+@click.option("--store", metavar="URL", help="Only builds with this store.  [default: all of this user's builds]")
+@config_option
+@click.pass_obj
+def stats(console: Console, store: str | None, config_path: Path) -> None:
+    """Show the hits and misses of the build cache, and the time that hits saved, by model and by week.
+
+    Counts the programs of this user's builds on this machine, which `nxpipe build` and `nxpipe release` record in
+    $XDG_STATE_HOME/nxpipe/builds.jsonl. A hit saves the time that the program took when it was built, here or, as the
+    build's report in the store says, elsewhere. Times are those of the compiling processes, added up.
+
+    \b
+    Example:
+      nxpipe stats
+      nxpipe stats --store s3://my-artifacts/nxpipe --json
+    """
+    from nxpipe.pipeline.build.cache import BuildLog
+    from nxpipe.pipeline.build.statistics import CacheStatistics, times_in_reports, valid_entries
+
+    url = _url_of(store, config_path)
+    entries = valid_entries(BuildLog.of_user().entries(), url)
+    statistics = CacheStatistics.of(entries, times_in_reports(_opener(store or None, config_path)))
+    if console.json:
+        console.data({"store": url, **statistics.document()})
+    elif not entries:
+        console.say(f"No builds{f' with {url}' if url else ''} are recorded yet; run nxpipe build.")
+    else:
+        console.page(_stats_text(statistics))
+
+
+def _url_of(store: str | None, config_path: Path) -> str | None:
+    """The URL of a store as builds record it."""
+    if not store:
+        return None
+    from nxpipe.artifact_store.url import anchored
+    from nxpipe.pipeline.artifacts.store_url import store_url
+
+    return anchored(store_url(store, config_path), Path.cwd())
+
+
+def _opener(store: str | None, config_path: Path) -> "Callable[[str], Store | None]":
+    """Opens a store for its reports: that of --store or of nxpipe.toml, or a folder. No other network is used."""
+    from nxpipe.artifact_store.url import is_remote, open_store
+    from nxpipe.pipeline.artifacts.store_url import store_url
+
+    def opened(url: str) -> "Store | None":
+        if is_remote(url) and url != store_url(store, config_path):
+            return None
+        return open_store(url) if is_remote(url) or Path(url.removeprefix("file://")).is_dir() else None
+
+    return opened
+
+
+def _stats_text(statistics: "CacheStatistics") -> str:
+    def rows(figures: "Iterable[CacheFigures]") -> list[tuple[str, ...]]:
+        return [
+            (
+                each.name,
+                *map(str, (each.builds, each.hits, each.misses)),
+                f"{each.hit_rate:.0%}",
+                duration_text(each.seconds_spent),
+                duration_text(each.seconds_saved),
+            )
+            for each in figures
+        ]
+
+    columns, total = ("builds", "hits", "misses", "hit rate", "time spent", "time saved"), statistics.total
+    unknown = f"; the time of {total.hits_without_time} hits is not known" if total.hits_without_time else ""
+    return "\n\n".join(
+        (
+            table(("model", *columns), rows(statistics.models.values())),
+            table(("week", *columns), rows(sorted(statistics.weeks.values(), key=lambda week: week.name))),
+            f"{total.hits} of {total.hits + total.misses} programs came from the cache ({total.hit_rate:.0%}), which "
+            f"saved {duration_text(total.seconds_saved)}; {duration_text(total.seconds_spent)} were spent{unknown}.",
+        )
+    )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from nxpipe.pipeline.cli.completion import complete_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import execution_options
 from nxpipe.pipeline.cli.options import config_option, device_option, limit_option, store_option
@@ -30,7 +31,7 @@ _PROMPT: Final = "> "
 
 
 @click.command(cls=Command)
-@click.argument("artifact", required=False)
+@click.argument("artifact", required=False, shell_complete=complete_artifacts)
 @click.argument("prompt", required=False)
 @choice_options("Use")
 @click.option("--chat", is_flag=True, help="Answer by the model's chat template; without PROMPT, a conversation.")

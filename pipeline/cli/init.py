@@ -30,7 +30,7 @@ from nxpipe.pipeline.config.models import Task
 from nxpipe.pipeline.config.reference import tables
 from nxpipe.pipeline.fleet.github import GitHubSource, first_release, origin, setup_script
 from nxpipe.pipeline.models.catalogue import find
-from nxpipe.pipeline.models.source import DEFAULT_BUCKET, longest_sequence, resolve
+from nxpipe.pipeline.models.source import DEFAULT_BUCKET, longest_sequence, looks_like_folder, resolve
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import ModelSourceError, WouldOverwrite
 from nxpipe.pipeline.util.files import NAME, FileChange, expanded, write_changes
@@ -54,6 +54,8 @@ def configuration(
 ) -> str:
     """The text of a valid configuration with one model, a fleet of each of these kinds, and the GitHub repository."""
     folder = expanded(model_id)
+    if looks_like_folder(model_id) and not folder.is_dir():
+        resolve(model_id)  # raises, with the folder that was probably meant
     source = "path" if folder.is_dir() else "id"
     last = (folder.resolve().name if folder.is_dir() else model_id).rpartition("/")[2]
     values = {

@@ -110,6 +110,10 @@ COMMANDS = {
         "Run a model's programs on the emulator, or an artifact's on Neuron devices, and show their outputs.",
     ),
     "serve": ("nxpipe.pipeline.cli.serve:serve", "Serve an artifact over HTTP, by OpenAI's API and SageMaker's."),
+    "stats": (
+        "nxpipe.pipeline.cli.explain:stats",
+        "Show the hits and misses of the build cache, and the time that hits saved, by model and by week.",
+    ),
     "store": (
         "nxpipe.pipeline.cli.store.group:store",
         "Manage artifacts: list, compare, fetch, sign, collect garbage.",
@@ -124,6 +128,9 @@ COMMANDS = {
     ),
     "worker": ("nxpipe.pipeline.cli.worker:worker", "Run one job of a build on the build farm."),
 }
+
+
+COMPLETE = "_NXPIPE_COMPLETE"  # the variable by which shells ask for completions
 
 
 def _set_flag(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -330,7 +337,9 @@ def main() -> NoReturn:
 
 
 def _translate(error: Exception, console: Console) -> int:
-    """Print the error as one sentence; return its exit code."""
+    """Print the error as one sentence; return its exit code. A completion is silent: the user is typing."""
+    if COMPLETE in os.environ:
+        return exit_codes.USAGE.number
     row = exit_codes.exit_code_of(error)
     console.json = console.json or _asks_for_json(sys.argv[1:])
     if console.verbose:

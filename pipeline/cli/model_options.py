@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from nxpipe.emulator.errors import CompileError
 from nxpipe.pipeline.build.jobs import BuildOptions
+from nxpipe.pipeline.cli.completion import complete_models
 from nxpipe.pipeline.cli.param_types import TASKS, Axis, Bytes, Choice, Count, DurationType, Numbers, Phases, Target
 from nxpipe.pipeline.config import Config, Model
 from nxpipe.pipeline.config.models import Autocast, AutocastType, Task
@@ -159,7 +160,12 @@ def _options(
             help=f"{verb} this model instead of those in nxpipe.toml: a hub id, a folder, or a .pt2 or .onnx file.",
         ),
         click.option(
-            "--only", "names", multiple=True, metavar="NAME", help=f"{verb} this model of nxpipe.toml; repeatable."
+            "--only",
+            "names",
+            multiple=True,
+            metavar="NAME",
+            shell_complete=complete_models,
+            help=f"{verb} this model of nxpipe.toml; repeatable.",
         ),
         click.option(
             "--task", type=Choice(get_args(Task), TASKS), help=f"{_field('task')}  [default: the task in config.json]"

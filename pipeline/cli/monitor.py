@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from nxpipe.pipeline.cli.completion import complete_fleets
 from nxpipe.pipeline.cli.device import Machine, machine_options, monitor_option, once_option
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.param_types import Choice, Count, DurationType
@@ -49,7 +50,12 @@ _REGION = "us-east-1"  # whose prices are taken where neither the report nor nxp
     show_default=True,
     help="With --to prometheus: the port; 0: a free one.",
 )
-@click.option("--fleet", metavar="NAME", help="With --to cloudwatch: the serving fleet that the metrics belong to.")
+@click.option(
+    "--fleet",
+    metavar="NAME",
+    shell_complete=complete_fleets,
+    help="With --to cloudwatch: the serving fleet that the metrics belong to.",
+)
 @click.option(
     "--log",
     "group",

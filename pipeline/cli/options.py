@@ -42,8 +42,10 @@ class Label(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not re.fullmatch("[a-z0-9][a-z0-9-]{0,62}", str(value)):
+            valid = re.sub("[^a-z0-9-]+", "-", str(value).lower()).strip("-")[:63]
+            hint = f"; did you mean {valid!r}?" if valid else ""
             self.fail(
-                f"{value!r} is not a valid {self._noun} name: 1 to 63 of a-z, 0-9 and -, not beginning with -",
+                f"{value!r} is not a valid {self._noun} name: 1 to 63 of a-z, 0-9 and -, not beginning with -{hint}",
                 param,
                 ctx,
             )

@@ -200,6 +200,8 @@ class Share(click.ParamType[float]):
             self.fail(f"{value!r} is not a share, as in 5% or 0.05", param, ctx)
         number = _decimal(match[1])
         # Where more than 100% is possible, 1 may mean 1% or 100%; elsewhere a number above 1 is a percentage.
+        if not match[2] and self._most == 1 and number > 1:
+            self.fail(f"{value!r} is above 100%; write {number:g}% or {number / 100:g}", param, ctx)
         if not match[2] and (number > 1 or (number == 1 and self._most > 1)):
             self.fail(
                 f"{value!r} could be {number:g}% or {100 * number:g}%; write {number:g}%, or a fraction", param, ctx
@@ -293,7 +295,9 @@ class PriceRegion(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         known = self._known()
-        if value not in known and value not in (regions := self._of_aws()):
+        from nxpipe.pipeline.util.aws import regions_of_sdk
+
+        if value not in known and value not in (regions := regions_of_sdk()):
             hint = did_you_mean(str(value), known) or did_you_mean(str(value), regions)
             remedy = hint or f"; prices are known of {', '.join(known)}"
             self.fail(f"{value!r} is no AWS region{remedy}", param, ctx)
@@ -308,14 +312,6 @@ class PriceRegion(click.ParamType[str]):
         from nxpipe.pipeline.config.prices import load_prices
 
         return sorted({region for region, _, _ in load_prices().known if region})
-
-    def _of_aws(self) -> list[str]:
-        """The regions that the SDK knows, without a call."""
-        try:
-            from botocore.session import Session
-        except ImportError:
-            return []
-        return [*Session().get_available_regions("ec2")]
 
 
 TASKS: Final = {  # names of tasks in pipelines of transformers and in talk

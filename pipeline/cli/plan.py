@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.core import ParameterSource
 
+from nxpipe.pipeline.cli.completion import complete_instances
 from nxpipe.pipeline.cli.main import Command, LazyGroup
 from nxpipe.pipeline.cli.options import config_option
 from nxpipe.pipeline.cli.param_types import Amount, Choice, Count, PriceRegion, Share
@@ -113,6 +114,7 @@ _BOUGHT: Final = (
         "instances",
         multiple=True,
         metavar="TYPE|FAMILY",
+        shell_complete=complete_instances,
         help=f"Instance types to consider; repeatable.  [default: {', '.join(_INSTANCES)}]",
     ),
     click.option(
@@ -353,7 +355,7 @@ def _write(
 
 @click.command(cls=Command)
 @click.argument("model_id", metavar="MODEL")
-@click.argument("instances", nargs=-1, required=True, metavar="INSTANCE...")
+@click.argument("instances", nargs=-1, required=True, metavar="INSTANCE...", shell_complete=complete_instances)
 @click.option("--tokens", type=Count(1, 1 << 20), default=2048, show_default=True, help="Prompt and answer.")
 @config_option
 @click.pass_context

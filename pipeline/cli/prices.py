@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from nxpipe.pipeline.cli.completion import complete_instances
 from nxpipe.pipeline.cli.main import Command, Group
 from nxpipe.pipeline.cli.param_types import Choice
 from nxpipe.pipeline.config.prices import OWN_TABLE, Purchase, load_prices
@@ -27,7 +28,7 @@ def prices() -> None:
 
 
 @prices.command(cls=Command)
-@click.argument("what", nargs=-1, metavar="[INSTANCE_TYPE]...")
+@click.argument("what", nargs=-1, metavar="[INSTANCE_TYPE]...", shell_complete=complete_instances)
 @click.option("--region", "regions", multiple=True, metavar="REGION", help="Only prices of this region; repeatable.")
 @click.option("--purchase", type=Choice([each.value for each in Purchase]), help="Only prices of this way of buying.")
 @click.option("--sources", is_flag=True, help="Print the source of each price instead of a table.")

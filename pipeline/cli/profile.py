@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nxpipe.pipeline.cli.completion import complete_models_or_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import ModelOptions, model_options
 from nxpipe.pipeline.cli.options import config_option, store_option
@@ -22,7 +23,9 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
 @click.command(cls=Command)
-@click.argument("sources", nargs=-1, metavar="[ARTIFACT[:PROGRAM]|FILE.nxe|MODEL]...")
+@click.argument(
+    "sources", nargs=-1, metavar="[ARTIFACT[:PROGRAM]|FILE.nxe|MODEL]...", shell_complete=complete_models_or_artifacts
+)
 @model_options("profile")
 @click.option("--trace", "trace_path", type=_FILE, metavar="FILE", help="Write a trace that ui.perfetto.dev opens.")
 @click.option("--html", "html_path", type=_FILE, metavar="FILE", help="Write a page with charts; it needs no network.")

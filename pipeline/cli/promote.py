@@ -9,6 +9,7 @@ import click
 from nxpipe.pipeline.artifacts.signing import author_signature
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.channel import change_options, record, require_unmanaged
+from nxpipe.pipeline.cli.completion import complete_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import require_reason, without_evidence_option
 from nxpipe.pipeline.cli.param_types import Count
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.argument("names", metavar="MODEL@KEY...", nargs=-1, required=True)
+@click.argument("names", metavar="MODEL@KEY...", nargs=-1, required=True, shell_complete=complete_artifacts)
 @change_options
 @click.option("--expect", type=Count(0), metavar="N", help="Fail unless the channel is at generation N.")
 @without_evidence_option

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nxpipe.pipeline.cli.completion import complete_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import DEVICES, Label, config_option, key_option, limit_option, store_option
 from nxpipe.pipeline.cli.param_types import Choice, Count, DurationType
@@ -24,7 +25,7 @@ _COLUMNS = ("program", "output", "cosine", "max rel", "p50", "p99", "clock")
 
 
 @click.command(cls=Command)
-@click.argument("artifact")
+@click.argument("artifact", shell_complete=complete_artifacts)
 @click.option(
     "--channel",
     type=Label("channel"),

@@ -22,16 +22,57 @@ def exit_codes_page() -> str:
         "| ---: | --- | --- | --- |",
         *(f"| {row.number} | {row.name} | {row.meaning} | {row.remedy} |" for row in exit_codes.TABLE),
     ]
-    return _NOTE + "\n".join(lines) + "\n"
+    return _NOTE + "\n".join(lines) + "\n" + _ERRORS
+
+
+_ERRORS: Final = """
+## Errors as JSON
+
+stdout has the result, stderr messages and errors. With `--json`, the error that ends a command is
+the last line of stderr, one JSON document on one line:
+
+```json
+{"error": {"exit_code": 21, "name": "not-in-store", "message": "there is no artifact ...", "hint": "List ..."}}
+```
+
+| Field | |
+| --- | --- |
+| `exit_code`, `name` | the row of the table above |
+| `message` | the sentence that is printed without `--json` |
+| `hint` | the remedy of the row; for invalid usage, the command whose help explains it |
+| `details` | further lines, such as the other faults of `nxpipe.toml`; absent if there are none |
+
+With `--quiet` it is the only line. A command whose result says why it fails, such as `nxpipe
+check`, prints that result on stdout and no error document.
+"""
 
 
 def cli_page() -> str:
     """The help text of every command."""
-    parts = ["# The `nxpipe` command\n"]
+    parts = ["# The `nxpipe` command\n", _CONVENTIONS]
     for path, command in walk(cli, ("nxpipe",)):
         context = click.Context(command, info_name=" ".join(path), terminal_width=100, color=False)
         parts.append(f"{'#' * (len(path) + 1)} `{' '.join(path)}`\n\n```text\n{command.get_help(context)}\n```\n")
     return _NOTE + "\n".join(parts)
+
+
+_CONVENTIONS: Final = """Every command accepts these forms.
+
+| What | Forms |
+| --- | --- |
+| an artifact | `MODEL` if the store has one of that name, `MODEL@KEY`, or a key; of a key the first 6 digits or more |
+| a signing key | `--key file:PATH` or `--key kms:ARN` |
+| a public key | `--public-key file:PATH` or `--public-key kms:ARN` |
+| a share | `5%` or `0.05` |
+| a count, a rate | `20`, `20k`, `1M`, `20,000`; `2Ki` is 2048 |
+| a size | `500MiB`, `16GiB`, `16GB`; as in Kubernetes, `16Gi` is 16GiB and `16G` is 16GB |
+| a duration | `500ms`, `2s`, `5m`, `1h`, `1h30m`, `30d` |
+
+A misspelt name of a closed set (command, option, value, instance type, task, channel, artifact,
+program, model, fleet) is refused with the most similar one. `nxpipe completion SHELL` prints a
+script that completes them. With `--json`, a result is one document on stdout, and an error [one
+on stderr](exit-codes.md#errors-as-json).
+"""
 
 
 def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:

@@ -9,6 +9,7 @@ from click.core import ParameterSource
 
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store, require_lasting_store, store_url
 from nxpipe.pipeline.build.jobs import BuildOptions
+from nxpipe.pipeline.cli.completion import complete_channels
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import executor_options
 from nxpipe.pipeline.cli.options import (
@@ -37,7 +38,14 @@ _LOCATION_OPTIONS: Final = (("store", "--store"), ("config_path", "--config"))
 
 @click.command(cls=Command)
 @click.option(
-    "--channel", "--to", "channel", type=Label("channel"), default="staging", show_default=True, help="The channel."
+    "--channel",
+    "--to",
+    "channel",
+    type=Label("channel"),
+    default="staging",
+    show_default=True,
+    shell_complete=complete_channels,
+    help="The channel.",
 )
 @click.option("--from", "source", type=Label("channel"), help="Release this channel's artifacts; build nothing.")
 @click.option(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nxpipe.pipeline.cli.completion import complete_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import ModelOptions, execution_options, model_options
 from nxpipe.pipeline.cli.options import (
@@ -38,7 +39,7 @@ _LARGEST_INPUT = 4096 * MiB
 
 
 @click.command(cls=Command)
-@click.argument("artifact", required=False)
+@click.argument("artifact", required=False, shell_complete=complete_artifacts)
 @model_options("run")
 @click.option(
     "--input",

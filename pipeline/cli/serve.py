@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from nxpipe.pipeline.cli.completion import complete_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import execution_options
 from nxpipe.pipeline.cli.options import (
@@ -124,7 +125,7 @@ def choice_options(verb: str) -> Callable[[_Function], _Function]:
 
 
 @click.command(cls=Command)
-@click.argument("artifact", required=False)
+@click.argument("artifact", required=False, shell_complete=complete_artifacts)
 @choice_options("Serve")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0 for all.")
 @click.option("--port", type=Count(0, 65535), default=8000, show_default=True, help="The port; 0: a free one.")

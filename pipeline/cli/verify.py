@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, get_args
 
 import click
 
+from nxpipe.pipeline.cli.completion import complete_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import ModelOptions, execution_options, model_options
 from nxpipe.pipeline.cli.options import (
@@ -62,7 +63,7 @@ class _Labelled:
 
 
 @click.command(cls=Command)
-@click.argument("artifact", required=False)
+@click.argument("artifact", required=False, shell_complete=complete_artifacts)
 @model_options("verify")
 @click.option(
     "--also",

@@ -61,6 +61,13 @@ class Fault:
         return f"{subject}: found {self.found}; expected {self.allowed}{guess}"
 
 
+class NoConfiguration(Fault):
+    """There is no file: the first sentence that a new user reads."""
+
+    def __str__(self) -> str:
+        return f"{self.file} does not exist; write one with `nxpipe init`, or pass --config PATH (cdk: -c config=PATH)"
+
+
 class ConfigInvalid(Exception):
     """An invalid configuration, with all of its faults in the order of the file."""
 

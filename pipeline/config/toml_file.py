@@ -6,7 +6,7 @@ from bisect import bisect_left
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from nxpipe.pipeline.config.messages import ConfigInvalid, Fault, shown
+from nxpipe.pipeline.config.messages import ConfigInvalid, Fault, NoConfiguration, shown
 from nxpipe.pipeline.config.schema import KeyPath
 from nxpipe.pipeline.util.files import DocumentInvalid, read_file, toml_of
 
@@ -67,8 +67,7 @@ def _bytes(path: Path) -> bytes:
     except DocumentInvalid as error:
         _refuse(path, None, str(error), "a configuration within that size")
     except FileNotFoundError:
-        remedy = "write one with `nxpipe init`, or name it: --config PATH, for cdk -c config=PATH"
-        _refuse(path, None, "no such file", f"the configuration; {remedy}")
+        raise ConfigInvalid([NoConfiguration(str(path), None, "", "no such file", "the configuration")]) from None
     except IsADirectoryError:
         _refuse(path, None, "a folder", f"a file; for a file in that folder, pass --config {path / 'nxpipe.toml'}")
     except OSError as error:

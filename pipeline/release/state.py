@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
     from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact
     from nxpipe.pipeline.config import Config, ServingFleet
+    from nxpipe.pipeline.util.exit_codes import ExitCode
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,15 @@ def _descriptions() -> Any:
     return create_loader()
 
 
+def regions_of_sdk() -> list[str]:
+    """The regions that the SDK knows, without a call; none if it is not installed."""
+    try:
+        from botocore.session import Session
+    except ImportError:
+        return []
+    return [*Session().get_available_regions("ec2")]
+
+
 @contextmanager
 def convert_sdk_errors(action: str) -> Iterator[None]:
     """Convert SDK errors to AwsError; `action` is an infinitive phrase, as in "list the queues"."""

@@ -240,6 +240,17 @@ def state_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return table(header, [(style(state, fg=_STATE_COLOURS[state]), *cells) for state, *cells in rows])
 
 
+def duration_text(seconds: float) -> str:
+    """A duration in its two largest units: 3.2 s, 4 min 05 s, 2 h 10 min, 3 d 4 h."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
+    if seconds < 86400:
+        return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
+    return f"{seconds // 86400:.0f} d {seconds % 86400 // 3600:.0f} h"
+
+
 def human_bytes(count: int) -> str:
     """A size in decimal units: 437.9 MB."""
     size = float(count)

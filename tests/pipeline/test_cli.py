@@ -74,7 +74,7 @@ def test_a_misspelt_command_is_answered_with_the_nearest_one(tmp_path: Path) -> 
     assert answer.code == 2
     assert answer.out == ""
     assert "'biuld'" in answer.err
-    assert "did you mean 'build'?" in answer.err
+    assert "did you mean 'nxpipe build'?" in answer.err
 
 
 def test_a_misspelt_subcommand_is_answered_with_the_nearest_one(tmp_path: Path) -> None:

@@ -598,7 +598,7 @@ def test_a_folder_and_a_missing_file_are_faults_too(nxpipe: InProcess, tmp_path:
     missing = nxpipe("config", "check", "--config", str(tmp_path / "none.toml"))
     assert (folder.code, missing.code) == (3, 3)
     assert "found a folder; expected a file" in folder.err
-    assert "found no such file; expected the configuration; write one with `nxpipe init`" in missing.err
+    assert "does not exist; write one with `nxpipe init`, or pass --config PATH" in missing.err
 
 
 def test_all_faults_of_a_file_are_told_at_once_in_the_order_of_the_file(nxpipe: InProcess, tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_a_difference_names_what_moved_to_another_module(nxpipe: InProcess, file
         (("summs",), "there is no program, artifact or model 'summs'"),
         (("sums.nxe", "--buckets", "16"), "--buckets requires --model-id"),
         (("missing.nxe",), "missing.nxe"),
-        ((), "nxpipe.toml: found no such file"),
+        ((), "nxpipe.toml does not exist"),
     ],
 )
 def test_a_wrong_command_is_one_sentence(nxpipe: InProcess, file: str, words: tuple[str, ...], said: str) -> None:

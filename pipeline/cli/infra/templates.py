@@ -94,7 +94,7 @@ class _SynthesizedFolder(click.Path):
     """The output of CDK; a missing one was not written yet."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        folder = super().convert(value, param, ctx)
+        folder = Path(str(super().convert(value, param, ctx)))
         if not folder.exists():
             raise click.UsageError(f"{folder}: no synthesized templates yet; run: npx cdk synth --quiet", ctx)
         return folder

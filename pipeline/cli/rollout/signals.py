@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nxpipe.pipeline.cli.completion import complete_fleets
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option
 from nxpipe.pipeline.util.console import Console
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from nxpipe.pipeline.rollout.aws import SignalResult
 
-_fleet = click.argument("fleet")
+_fleet = click.argument("fleet", shell_complete=complete_fleets)
 
 
 @click.command(cls=Command)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nxpipe.pipeline.cli.completion import complete_artifacts, complete_channels, complete_fleets
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import (
     ACTOR,
@@ -25,10 +26,13 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.argument("fleet")
-@click.argument("artifact", required=False)
+@click.argument("fleet", shell_complete=complete_fleets)
+@click.argument("artifact", required=False, shell_complete=complete_artifacts)
 @click.option(
-    "--channel", type=Label("channel"), help="Roll out the artifact that this channel serves, instead of ARTIFACT."
+    "--channel",
+    type=Label("channel"),
+    shell_complete=complete_channels,
+    help="Roll out the artifact that this channel serves, instead of ARTIFACT.",
 )
 @click.option("--to", type=Choice(("blue", "green")), help="Fail unless this is the idle environment.")
 @click.option(

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import click
 
+from nxpipe.pipeline.cli.completion import complete_fleets
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import ACTOR, config_option, key_option, store_option
 from nxpipe.pipeline.util.console import Console
 
 
 @click.command(cls=Command)
-@click.argument("fleet", required=False)
+@click.argument("fleet", required=False, shell_complete=complete_fleets)
 @click.option("--wait", is_flag=True, help="Wait until the rollout ends or needs an operator.")
 @click.option("--actor", type=ACTOR, help="The identity in the channel's log.  [default: as for nxpipe promote]")
 @key_option("the changes of channels, not artifacts")
@@ -66,7 +67,7 @@ def status(
 
 
 @click.command(cls=Command)
-@click.argument("fleet")
+@click.argument("fleet", shell_complete=complete_fleets)
 @click.option("--execution", metavar="NAME", help="The rollout.  [default: the current one, else the last one]")
 @store_option
 @config_option

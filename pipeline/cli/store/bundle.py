@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from nxpipe.pipeline.artifacts.store_url import open_configured_store
+from nxpipe.pipeline.cli.completion import complete_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import Label, config_option, store_option
 from nxpipe.pipeline.cli.param_types import Choice, Count
@@ -25,7 +26,7 @@ RUNTIMES: Final = ("nxpipe", "vllm-nxdi", "vllm-neuron", "optimum", "torchscript
 
 
 @click.command("export", cls=Command)
-@click.argument("name")
+@click.argument("name", metavar="ARTIFACT", shell_complete=complete_artifacts)
 @click.option(
     "--to",
     "target",
@@ -41,7 +42,7 @@ def export(console: Console, name: str, target: Path, store: str | None, config_
     """Export one artifact to a tar file or folder, for hosts without network access.
 
     Writes an OCI image layout with the artifact's manifest, blobs and signatures; equal artifacts give equal bytes.
-    NAME is a model's id, MODEL@KEY, or a key.
+    ARTIFACT is a model's id, MODEL@KEY, or a key.
 
     \b
     Example:

@@ -10,6 +10,7 @@ import click
 
 from nxpipe.artifact_store.errors import StoreError
 from nxpipe.pipeline.artifacts.store_url import offline_index, open_configured_store, open_offline_store
+from nxpipe.pipeline.cli.completion import complete_artifacts, complete_channels, complete_endpoints
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.cli.param_types import Choice
@@ -26,15 +27,20 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.argument("name", required=False)
-@click.option("--channel", metavar="NAME", help="Fetch the artifact that this channel serves.")
+@click.argument("name", metavar="[ARTIFACT]", required=False, shell_complete=complete_artifacts)
+@click.option(
+    "--channel", metavar="NAME", shell_complete=complete_channels, help="Fetch the artifact that this channel serves."
+)
 @click.option("--model", metavar="ID", help="With --channel: the artifact of this model.")
 @click.option("--target", help="With --channel: the artifact for this target, as in inf2.")
 @click.option(
     "--to", "folder", required=True, type=click.Path(file_okay=False, path_type=Path), help="A new or empty folder."
 )
 @click.option(
-    "--endpoint", metavar="NAME", help="Fail unless this SageMaker endpoint of nxpipe.toml can run the programs."
+    "--endpoint",
+    metavar="NAME",
+    shell_complete=complete_endpoints,
+    help="Fail unless this SageMaker endpoint of nxpipe.toml can run the programs.",
 )
 @click.option(
     "--programs",
@@ -61,7 +67,7 @@ def fetch(
 ) -> None:
     """Fetch an artifact into a folder, verified and ready to serve.
 
-    NAME is a model's id, MODEL@KEY, or a key (at least six hex digits). Writes manifest.json, executables/,
+    ARTIFACT is a model's id, MODEL@KEY, or a key (at least six hex digits). Writes manifest.json, executables/,
     weights.safetensors and files/; the manifest is written last, so a folder with a manifest is complete.
     Of an artifact with programs for Neuron devices, a folder gets these and not the emulator's.
     Existing files are not fetched again, and an interrupted fetch is resumed.
@@ -79,7 +85,7 @@ def fetch(
       nxpipe store fetch acme/rank@71f0aa --endpoint rank --to ./served
     """
     if (name is None) == (channel is None):
-        raise click.UsageError("pass either NAME or --channel", ctx)
+        raise click.UsageError("pass either ARTIFACT or --channel", ctx)
     if channel is None and (model or target):
         raise click.UsageError("--model and --target require --channel", ctx)
     console: Console = ctx.obj

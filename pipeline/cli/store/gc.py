@@ -8,6 +8,7 @@ import click
 
 from nxpipe.pipeline.artifacts.identity import current_identity
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
+from nxpipe.pipeline.cli.completion import complete_artifacts, complete_pins
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import REASON, Label, config_option, store_option
 from nxpipe.pipeline.cli.param_types import Bytes, Count, DurationType
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.argument("name", required=False)
+@click.argument("name", metavar="[ARTIFACT]", required=False, shell_complete=complete_artifacts)
 @click.option("--as", "pin_name", type=Label("pin"), metavar="PIN", help="The pin's name: 1 to 63 of a-z, 0-9 and '-'.")
 @click.option("--reason", type=REASON, default="", help="The reason, shown with the pin.")
 @store_option
@@ -31,7 +32,7 @@ def pin(
 ) -> None:
     """Pin an artifact, which protects it from gc, or list the pins.
 
-    NAME is a model's id, MODEL@KEY, or a key, as for `nxpipe store show`. Without NAME, lists all pins.
+    ARTIFACT is a model's id, MODEL@KEY, or a key, as for `nxpipe store show`. Without ARTIFACT, lists all pins.
 
     \b
     Example:
@@ -41,7 +42,7 @@ def pin(
     from nxpipe.artifact_store.pins import Pins
 
     if (name is None) != (pin_name is None):
-        raise click.UsageError("NAME requires --as PIN; without both, the pins are listed")
+        raise click.UsageError("ARTIFACT requires --as PIN; without both, the pins are listed")
     opened = open_uncached_store(store, config_path, console)
     pins = Pins(opened.backend)
     if name is not None and pin_name is not None:
@@ -58,7 +59,7 @@ def pin(
 
 
 @click.command(cls=Command)
-@click.argument("pin_name", type=Label("pin"), metavar="PIN")
+@click.argument("pin_name", type=Label("pin"), metavar="PIN", shell_complete=complete_pins)
 @store_option
 @config_option
 @click.pass_obj

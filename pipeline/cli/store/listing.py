@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nxpipe.pipeline.artifacts.store_url import open_configured_store, open_uncached_store
+from nxpipe.pipeline.cli.completion import complete_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.cli.param_types import Count
@@ -88,14 +89,14 @@ def ls(
 
 
 @click.command(cls=Command)
-@click.argument("name")
+@click.argument("name", metavar="ARTIFACT", shell_complete=complete_artifacts)
 @store_option
 @config_option
 @click.pass_obj
 def show(console: Console, name: str, store: str | None, config_path: Path) -> None:
     """Show one artifact: programs, weights, utilisation, evidence, key.
 
-    NAME is a model's id, MODEL@KEY, or a key (at least six hex digits). Verifies the manifest against its digest.
+    ARTIFACT is a model's id, MODEL@KEY, or a key (at least six hex digits). Verifies the manifest against its digest.
     --json has the full utilisation of each program.
 
     \b

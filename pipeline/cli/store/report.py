@@ -8,6 +8,7 @@ import click
 
 from nxpipe.artifact_store.errors import InvalidDocument, NotFound
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
+from nxpipe.pipeline.cli.completion import complete_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.util.console import Console
@@ -17,7 +18,7 @@ _PAGES: Final = (".html", ".htm", ".xhtml")  # suffixes that browsers render
 
 
 @click.command(cls=Command)
-@click.argument("name")
+@click.argument("name", metavar="ARTIFACT", shell_complete=complete_artifacts)
 @click.option(
     "--to",
     "target",
@@ -31,7 +32,7 @@ _PAGES: Final = (".html", ".htm", ".xhtml")  # suffixes that browsers render
 def report(console: Console, name: str, target: Path | None, store: str | None, config_path: Path) -> None:
     """Write the report of the build that published an artifact.
 
-    NAME is a model's id, MODEL@KEY, or a key, as for `nxpipe store show`. Writes the newest report of the artifact:
+    ARTIFACT is a model's id, MODEL@KEY, or a key, as for `nxpipe store show`. Writes the newest report of the artifact:
     cells, workers, durations, versions.
 
     \b

@@ -9,6 +9,7 @@ import click
 from nxpipe.artifact_store.errors import Refused
 from nxpipe.pipeline.artifacts.signing import builder_id, chosen_signer, public_key_of, signing_policy
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
+from nxpipe.pipeline.cli.completion import complete_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import OneLine, config_option, key_option, public_key_option, store_option
 from nxpipe.pipeline.util.console import Console
@@ -50,7 +51,7 @@ def keygen(console: Console, file: Path, public_of: str | None) -> None:
 
 
 @click.command(cls=Command)
-@click.argument("name")
+@click.argument("name", metavar="ARTIFACT", shell_complete=complete_artifacts)
 @key_option("the artifact")
 @click.option(
     "--builder",
@@ -67,7 +68,7 @@ def sign(
     """Sign an artifact, its provenance and its evidence.
 
     The signature is an in-toto statement with SLSA provenance in a DSSE envelope. The store keeps one per key; signing
-    again replaces only the signature of the same key. NAME is as for `nxpipe store show`.
+    again replaces only the signature of the same key. ARTIFACT is as for `nxpipe store show`.
 
     \b
     Example:
@@ -92,7 +93,7 @@ def sign(
 
 
 @click.command("verify-signature", cls=Command)
-@click.argument("name")
+@click.argument("name", metavar="ARTIFACT", shell_complete=complete_artifacts)
 @public_key_option
 @store_option
 @config_option
@@ -103,7 +104,7 @@ def verify_signature(
     """Verify an artifact's signatures and print the signed statement.
 
     Checks the signatures of all given keys against the manifest's digest; at least one key must have signed. Needs no
-    network for a local store. NAME is as for `nxpipe store show`.
+    network for a local store. ARTIFACT is as for `nxpipe store show`.
 
     \b
     Example:
