@@ -25,6 +25,7 @@ class Selection:
     digest: str
     seen_ago: float | None
     without: tuple[str, ...] = ()
+    generation: int | None = None  # of the channel that was followed
 
 
 def by_name(store: Store, name: str, index: OfflineIndex | None = None) -> Selection:
@@ -61,7 +62,7 @@ def by_channel(
         index.keep_channel(tip)
     backend = store.backend
     ago = backend.age_of_channel(channel) if isinstance(backend, OfflineIndex) else None
-    return Selection(_manifest(store, chosen.manifest), chosen.manifest.sha256, ago, chosen.without)
+    return Selection(_manifest(store, chosen.manifest), chosen.manifest.sha256, ago, chosen.without, tip.generation)
 
 
 def _choose(tip: Generation, model: str | None, target: str | None, url: str) -> Served:

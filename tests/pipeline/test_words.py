@@ -503,3 +503,64 @@ def test_a_completion_is_silent_whatever_the_folder_holds(
     (tmp_path / "nxpipe.toml").write_text("models = 3\nfleets = [1]\n")
     assert complete("nxpipe build --only ") == set()
     assert complete("nxpipe rollout status ") == set()
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_complete_the_same_names(
+    nxpipe: InProcess, here: Path, monkeypatch: pytest.MonkeyPatch, shell: str
+) -> None:
+    monkeypatch.setenv("_NXPIPE_COMPLETE", f"{shell}_complete")
+    monkeypatch.setenv("COMP_WORDS", "nxpipe build --only")
+    monkeypatch.setenv("COMP_CWORD", "s" if shell == "fish" else "3")
+    answer = nxpipe()
+    assert answer.err == ""
+    assert "sentiment" in answer.out
+
+
+def test_a_fetch_says_which_generation_of_the_channel_it_brought(
+    nxpipe: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = name_of(publish(open_store(str(tmp_path / ".nxpipe" / "store")), "one", {16: 1.0}))
+    nxpipe("promote", name, "--channel", "production")
+    fetched = nxpipe("store", "fetch", "--channel", "production", "--to", "served")
+    assert f"{name} for inf2, which production serves in generation 1: wrote " in fetched.err
+    assert "up to date" in nxpipe("store", "fetch", "--channel", "production", "--to", "served").err
+
+
+# Inputs
+
+
+def test_a_text_is_read_by_the_tokenizer_in_the_artifact(tmp_path: Path) -> None:
+    from nxpipe.pipeline.models.source import PretrainedModel
+    from nxpipe.pipeline.verify.stored_artifact import StoredArtifact
+
+    source = PretrainedModel("sentiment", None, dict(BERT), "feature-extraction", None)
+    files = {"tokenizer.json": b"{}", "config.json": b"{}"}
+    made = StoredArtifact(manifest=None, source=source, weights={}, programs=(), companions=files)  # type: ignore[arg-type]
+    with made.source_with_tokenizer() as read:
+        assert read is not None
+        assert read.folder is not None
+        folder = read.folder
+        assert {each.name: each.read_bytes() for each in folder.iterdir()} == files
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((3, 16), "has batch 3, and this program was compiled for batch 1; build with --batches 3, or pass 1 row"),
+        ((1, 20), "has 20 tokens, and this program was compiled for a bucket of 16; pad it to 16"),
+        ((16,), "is int64 [16], but the program takes int64 [1, 16]"),
+    ],
+)
+def test_an_input_of_another_size_says_how_to_build_for_it(shape: tuple[int, ...], expected: str) -> None:
+    import numpy as np
+
+    from nxpipe.emulator.errors import InputsInvalid
+    from nxpipe.emulator.ir.types import DType, TensorType
+    from nxpipe.emulator.run.inputs import _require_type
+
+    with pytest.raises(InputsInvalid) as refused:
+        _require_type("input_ids", TensorType((1, 16), DType("int64")), np.ones(shape, np.int64))
+    assert expected in str(refused.value)

@@ -104,7 +104,7 @@ def fetch(
         console.data(_as_json(selection, fetched))
         return
     console.result(str(folder))
-    console.say(_as_text(selection, fetched, offline))
+    console.say(_as_text(selection, fetched, channel, offline))
 
 
 @dataclass(frozen=True)
@@ -161,14 +161,17 @@ def _as_json(selection: "Selection", fetched: "Fetched") -> dict[str, object]:
         "manifest_digest": fetched.manifest,
         "bytes_written": fetched.bytes_written,
         "seen_seconds_ago": selection.seen_ago,
+        "generation": selection.generation,
     }
 
 
-def _as_text(selection: "Selection", fetched: "Fetched", offline: bool) -> str:
+def _as_text(selection: "Selection", fetched: "Fetched", channel: str | None, offline: bool) -> str:
+    """What was fetched, why this artifact, and what of it was not in the folder yet."""
     manifest = selection.manifest
     wrote = f"wrote {human_bytes(fetched.bytes_written)}" if fetched.bytes_written else "up to date"
     age = f", last seen {_ago(selection.seen_ago)}" if offline and selection.seen_ago is not None else ""
-    return f"  {manifest.name} for {manifest.target}: {wrote}{age}"
+    served = f", which {channel} serves in generation {selection.generation}" if channel else ""
+    return f"  {manifest.name} for {manifest.target}{served}: {wrote}{age}"
 
 
 def _ago(seconds: float) -> str:
