@@ -1,6 +1,7 @@
 """Formats of a report: text (verdict, errors, memory, notes) and SARIF 2.1.0."""
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -16,11 +17,13 @@ from nxpipe.pipeline.util.text import Column, for_terminal, shown, style, table
 _GIB: Final = 1 << 30
 _PARTS: Final = (
     Column("tp"),
-    Column("weights", drop=2),
-    Column("KV cache", drop=3),
-    Column("activations", drop=4),
+    Column("weights", drop=3),
+    Column("KV cache", drop=4),
+    Column("activations", drop=5),
     Column("in, out, constants", drop=6),
 )
+_DEGREES: Final = (*_PARTS, Column("code", drop=7), Column("total"), Column("used"), Column("fits"), Column("note"))
+_PROGRAMS: Final = ("program", "operators", Column("with repeats", drop=2), Column("graph key", drop=1))
 _COLOURS: Final = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "blue"}
 
 
@@ -69,7 +72,7 @@ def _programs(report: Report) -> Iterator[str]:
             (program.name, f"{program.nodes:,}", f"{program.steps:,}", program.graph_key[:12])
             for program in report.programs
         ]
-        yield table(("program", "operators", Column("with repeats", drop=1), Column("graph key", drop=2)), rows)
+        yield table(_PROGRAMS, rows)
 
 
 def _memory(report: Report) -> Iterator[str]:
@@ -78,25 +81,34 @@ def _memory(report: Report) -> Iterator[str]:
     if len(report.fits) == 1:
         (fit,) = report.fits
         headline = f"Memory of a core by tensor-parallel degree; on {fit.target} it has {_size(fit.capacity)}{caveat}"
-        columns = (*_PARTS, Column("code", drop=5), Column("total"), Column("used", drop=1), Column("", whole=True))
-        yield f"{headline}\n{table(columns, [_degree(row, fit) for row in fit.rows])}"
+        yield f"{headline}\n{table(_DEGREES, [_degree(row, fit) for row in fit.rows])}"
     else:
         yield f"Share of a core's memory by tensor-parallel degree{caveat}\n{_instance_table(report.fits)}"
         cells = [[*_parts(row.degree, row.footprint), _size(row.footprint.data)] for row in rows if row.footprint]
-        yield f"Memory of a core by part\n{table((*_PARTS, Column('total without code')), cells)}"
-    reasons = [for_terminal(f"tp {row.degree}: {row.reason}") for row in rows if row.footprint is None and row.reason]
-    if reasons:
+        yield f"Memory of a core by part\n{table((*_PARTS, 'total without code'), cells)}"
+    if reasons := list(_reasons(rows)):
         yield "\n".join(reasons)
+
+
+def _reasons(rows: Iterable[Row]) -> Iterator[str]:
+    """Why degrees are not possible, each reason once."""
+    degrees: dict[str, list[str]] = {}
+    for row in rows:
+        if row.footprint is None and row.reason:
+            reason = re.sub(rf"\b{row.degree} ranks\b", "as many ranks", row.reason)
+            degrees.setdefault(reason, []).append(str(row.degree))
+    for reason, numbers in degrees.items():
+        yield for_terminal(f"tp {', '.join(numbers)}: {reason}")
 
 
 def _degree(row: Row, fit: TargetFit) -> Sequence[str]:
     if row.footprint is None:
-        return (str(row.degree), *["-"] * 7, "not possible")
-    mark = style("fits", fg="green") if row.fits else style("does not fit", fg="red")
-    chosen = "" if row.degree != fit.chosen else "  <- smallest" if row == _smallest(fit) else "  <- requested"
+        return (str(row.degree), *["-"] * 7, "-", "not possible")
+    mark = style("yes", fg="green") if row.fits else style("no", fg="red")
+    chosen = "" if row.degree != fit.chosen else "smallest" if row == _smallest(fit) else "requested"
     totals = (_size(fit.code), _size(row.need), f"{row.need / fit.capacity:.0%}")
-    padded = f", {row.footprint.padding.work:.0%} of the work is padding" if row.footprint.padding else ""
-    return (*_parts(row.degree, row.footprint), *totals, mark + padded + chosen)
+    padded = f"{row.footprint.padding.work:.0%} of the work is padding" if row.footprint.padding else ""
+    return (*_parts(row.degree, row.footprint), *totals, mark, ", ".join(filter(None, (chosen, padded))))
 
 
 def _parts(degree: int, footprint: GraphMemory) -> Sequence[str]:
@@ -109,15 +121,15 @@ def _smallest(fit: TargetFit) -> Row | None:
 
 
 def _instance_table(fits: tuple[TargetFit, ...]) -> str:
-    """One row per instance, one column per degree; a share above 100 % does not fit."""
-    degrees = sorted({row.degree for fit in fits for row in fit.rows})
+    """One row per instance, one column per degree that an instance can have; a share above 100 % does not fit."""
+    degrees = sorted({row.degree for fit in fits for row in fit.rows if row.footprint})
     rows = []
     for fit in fits:
         best = style(f"tp {fit.chosen}", fg="green") if fit.chosen else style("does not fit", fg="red")
         shares = (_share(fit.row(degree), fit) for degree in degrees)
         rows.append((fit.target, str(fit.cores), _size(fit.capacity), best, *shares))
-    header = (Column("instance"), Column("cores", drop=90), Column("each", drop=91), Column("fits at"))
-    return table((*header, *(Column(f"tp {degree}", drop=degree) for degree in degrees)), rows)
+    shares = (Column(f"tp {degree}", drop=number) for number, degree in enumerate(degrees, 2))
+    return table(("instance", Column("cores", drop=99), Column("each", drop=1), "fits at", *shares), rows)
 
 
 def _share(row: Row | None, fit: TargetFit) -> str:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -48,21 +49,20 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.models.spec import ModelSpec
 
 _COLUMNS: Final = (
-    Column("artifact", drop=4),
-    Column("program"),
-    Column("tp", drop=5),
+    Column("  program"),
+    Column("tp", drop=6),
     Column("device time"),
     Column("before"),
     Column("change"),
 )
 _MEASURED: Final = (
     Column("p50"),
-    Column("p99", drop=6),
-    Column("p50/predicted", drop=7),
-    Column("clock", drop=9),
-    Column("p50 before", drop=8),
+    Column("p99", drop=2),
+    Column("p50/predicted", drop=1),
+    Column("clock", drop=5),
+    Column("p50 before", drop=3),
 )
-_PREDICTED: Final = (Column(THIS_PROGRAM, drop=3), Column(PREDICTED, drop=2, whole=True))
+_OTHER_TIMES: Final = (Column(THIS_PROGRAM, drop=4), Column(PREDICTED, drop=5, whole=True))
 
 
 @click.command(cls=Command)
@@ -179,7 +179,7 @@ def bench(
             rows = [(*row, time) for row, time in zip(rows, times, strict=True)]
         pairs = [(_whole(line, whole), str(aws[line.artifact, line.program.name])) for line in lines]
         rows = [(*row, *pair) for row, pair in zip(rows, pairs, strict=True)]
-        console.page(table((*columns, *_PREDICTED), rows))
+        console.page(table((*columns, *_OTHER_TIMES), _under_artifacts(lines, rows)))
     if measured:
         _note_unproven(console, lines)
     if baseline:
@@ -188,6 +188,13 @@ def bench(
     if slower:
         console.complain(_sentence(slower, threshold), code=REGRESSION)
         ctx.exit(REGRESSION.number)
+
+
+def _under_artifacts(lines: "Sequence[BenchLine]", rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """The rows below a heading for each artifact."""
+    for name, group in groupby(zip(lines, rows, strict=True), lambda pair: pair[0].artifact):
+        yield (style(name, bold=True),)
+        yield from (row for _, row in group)
 
 
 def _measure(artifact: "Manifest", store: "Store", device: str, limit: float, console: Console) -> "dict[str, Timing]":
@@ -248,8 +255,7 @@ def _built(spec: "ModelSpec", store: "Store") -> "Manifest":
 def _cells(line: "BenchLine", threshold: float) -> tuple[str, ...]:
     now, before = line.program, line.before
     return (
-        line.artifact,
-        now.name,
+        f"  {now.name}",
         str(now.degree),
         _milliseconds(now.ns),
         _milliseconds(before.ns if before else None),

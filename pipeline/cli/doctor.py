@@ -196,9 +196,9 @@ def doctor(
     if missing:
         console.say(f"Missing: {', '.join(missing)}.")
         ctx.exit(SOFTWARE.number)
-    console.say("All required software is installed.")
+    console.say("All required tools found.")
     if not Path("cdk.json").exists():
-        console.say("This folder has no cdk.json, which npx cdk reads; nxpipe init writes it.")
+        console.say("cdk.json: missing, which npx cdk reads; nxpipe init writes it.")
 
 
 def _row(finding: Requirement) -> tuple[str, str, str, str]:

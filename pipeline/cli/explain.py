@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
@@ -16,6 +16,7 @@ from nxpipe.artifact_store.names import short_name
 from nxpipe.pipeline.artifacts.store_url import open_configured_store
 from nxpipe.pipeline.build.explain import difference_table, differences_as_json
 from nxpipe.pipeline.build.jobs import PLAN_WORDS
+from nxpipe.pipeline.build.report.program_table import by_size
 from nxpipe.pipeline.cli.completion import complete_models_or_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import ModelOptions, model_options
@@ -26,7 +27,7 @@ from nxpipe.pipeline.config.sections import Backend
 from nxpipe.pipeline.predict.constants import PREDICTED, THIS_PROGRAM
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.files import state_folder
-from nxpipe.pipeline.util.text import duration_text, for_terminal, table
+from nxpipe.pipeline.util.text import Column, duration_text, for_terminal, table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
@@ -113,6 +114,16 @@ def explain(
         ctx.obj.page("\n\n".join(section for page in pages for section in page))
 
 
+_TIMES: Final = (
+    Column("program"),
+    Column("device time"),
+    Column("bound by"),
+    Column("of its floor", drop=2),
+    Column(THIS_PROGRAM, drop=1),
+    Column(PREDICTED, drop=3, whole=True),
+)
+
+
 @dataclass(frozen=True)
 class _Subject:
     """The builds to explain, or an artifact of the store."""
@@ -191,8 +202,7 @@ def _page(lookup: "CacheLookup", url: str, predictions: Mapping[str, Any]) -> It
         rows = [(program.cell.shape.name, program.cell.status.value, _reason(program)) for program in lookup.programs]
         yield table(("program", "state", "why"), rows)
     if predictions:
-        times = [_prediction_row(program, found) for program, found in predictions.items()]
-        yield table(("program", "device time", "bound by", "of its floor", THIS_PROGRAM, PREDICTED), times)
+        yield table(_TIMES, [_prediction_row(name, predictions[name]) for name in sorted(predictions, key=by_size)])
     yield from _program_differences(lookup)
 
 

@@ -80,7 +80,8 @@ _NARROWEST_SCREEN: Final = 20
 _BREAKS_AFTER: Final = re.compile(r"(?<=[/@=,_.:-])(?=[^/@=,_.:-])")  # of long words
 _LONGEST_WORD: Final = 32  # longer ones may be broken
 _NARROWEST: Final = 8  # of a column whose words are broken
-_PROSE: Final = 30  # columns that a long text gets before other columns are dropped
+_SHORT_TEXT: Final = 16  # of texts that are not wrapped before columns are dropped
+_PROSE: Final = 30  # columns that a long text gets before columns are dropped
 _PROSE_LINES: Final = 4
 _NUMBER: Final = re.compile(r"[-+~<>]?\$?\d[\d,]*(\.\d+)?(e[-+]?\d+)?( ?(%|[A-Za-z/]{1,5}))?")
 _NO_NUMBER: Final = ("", "-")
@@ -100,8 +101,8 @@ class _Layout:
         self._natural = [max(map(len, (self._titles[number], *cells[number]))) for number in numbers]
         self._words = [self._longest_word(number) for number in numbers]
         self._readable = [
-            max(word, min(-(-natural // _PROSE_LINES), _PROSE))
-            for word, natural in zip(self._words, self._natural, strict=True)
+            max(word, _readable(max(map(len, column), default=0)))
+            for word, column in zip(self._words, cells, strict=True)
         ]
 
     def lines(self, width: int | None) -> list[str]:
@@ -118,7 +119,7 @@ class _Layout:
         widths = self._fitted(kept, width)
         lines = self._lists(kept, width) if widths is None else self._table(kept, widths, width)
         if dropped:
-            names = ", ".join(self._columns[number].title for number in sorted(dropped))
+            names = ", ".join(self._columns[number].title.strip() for number in sorted(dropped))
             note = f"Not shown in {width} columns: {names}. A wider terminal or --json has them."
             lines += [style(line, dim=True) for line in folded(note, width)]
         return lines
@@ -128,7 +129,7 @@ class _Layout:
         if self._is_whole(number):
             return max([*(len(unstyled(row[number])) for row in self._rows), *map(len, self._titles[number].split())])
         cells = (self._titles[number], *(row[number] for row in self._rows))
-        return max((len(word) for cell in cells for word in cell.split()), default=0)
+        return max((len(_indent(cell)) + len(word) for cell in cells for word in cell.split()), default=0)
 
     def _fitted(self, kept: Sequence[int], width: int) -> list[int] | None:
         """The widths of all columns; the widest are wrapped first. None if not even broken words fit."""
@@ -157,7 +158,8 @@ class _Layout:
         return len(row) == 1 < len(self._columns)
 
     def _table(self, kept: Sequence[int], widths: Sequence[int], width: int | None = None) -> list[str]:
-        lines = [[style(cell, bold=True) for cell in line] for line in self._wrapped(self._titles, kept, widths)]
+        titles = self._wrapped(self._titles, kept, widths)
+        lines = [[style(cell, bold=True) if cell else "" for cell in line] for line in titles]
         texts = ["  ".join(self._aligned(line, kept, widths)).rstrip() for line in lines] if self._rows else []
         for row in self._all:
             if self._is_heading(row):
@@ -169,7 +171,9 @@ class _Layout:
 
     def _wrapped(self, row: Sequence[str], kept: Sequence[int], widths: Sequence[int]) -> Iterator[list[str]]:
         cells = [
-            [row[number]] if len(unstyled(row[number])) <= widths[number] else folded(row[number], widths[number])
+            [row[number]]
+            if len(unstyled(row[number])) <= widths[number]
+            else folded(row[number], widths[number], _indent(row[number]))
             for number in kept
         ]
         yield from (list(line) for line in zip_longest(*cells, fillvalue=""))
@@ -191,6 +195,15 @@ class _Layout:
                 first, *others = folded(f"{title}  {unstyled(row[number])}", width, "  ")
                 lines += [style(title, bold=True) + first.removeprefix(title), *others]
         return lines
+
+
+def _indent(cell: str) -> str:
+    return cell[: len(cell) - len(cell.lstrip(" "))]
+
+
+def _readable(longest: int) -> int:
+    """The width of a column in which texts are easy to read."""
+    return longest if longest <= _SHORT_TEXT else max(_SHORT_TEXT, min(-(-longest // _PROSE_LINES), _PROSE))
 
 
 def _total(widths: Sequence[int]) -> int:

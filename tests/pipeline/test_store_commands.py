@@ -138,10 +138,10 @@ def test_show_tells_all_that_a_manifest_says(here: Path) -> None:
         f"manifest {published.manifest_digest}",
         "size 1.1 kB in 4 blobs",
         "weights 2.0 kB, 1.0 kB stored, in 2 tensors",
-        "forward-b1-s128 forward, batch 1, sequence 128, tensor parallel 2, 7 B",
+        "forward-b1-s128 forward 1 128 2 7 B",
         "tokenizer/vocab.txt 6 B",
-        "forward-b1-s128.yardstick PyTorch fp32",
-        "forward-b1-s128.logits max_absolute 0.001, mean_absolute 0.0001, max_relative 0.001, cosine 0.9999999",
+        "forward-b1-s128 logits 0.001 0.0001 0.001 0.9999999",
+        "PyTorch fp32",
         "options.autocast matmult",
         'shapes [["forward", 1]]',
     ):

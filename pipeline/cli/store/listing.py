@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -23,7 +23,8 @@ from nxpipe.pipeline.util.text import Column, for_terminal, human_bytes, style, 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
     from nxpipe.artifact_store.documents import Blob
-    from nxpipe.artifact_store.evidence import Evidence
+    from nxpipe.artifact_store.evidence import Evidence, Timing
+    from nxpipe.artifact_store.manifest import Manifest
 
 
 _COLUMNS = (
@@ -41,6 +42,29 @@ _DETAILED = 200  # artifacts whose manifests are read
 _READERS = 16  # at once
 _LONGEST = 24  # of a value in a row
 _IN_COLUMNS = ("shapes", "options.tensor_parallel", "target")  # key inputs that have columns of their own
+
+_PROGRAMS: Final = (
+    Column("  program"),
+    Column("phase", drop=3),
+    Column("batch", drop=4),
+    Column("sequence", drop=5),
+    Column("tp", drop=6),
+    Column("size"),
+    Column("NEFF"),
+    Column("graph", drop=1),
+)
+_OUTPUTS: Final = (
+    Column("  program"),
+    Column("output"),
+    Column("max abs", drop=3),
+    Column("mean abs", drop=4),
+    Column("max rel"),
+    Column("cosine"),
+    Column("KL", drop=5),
+    Column("top-1", drop=6),
+    Column("reference", drop=2),
+)
+_TIMES: Final = ("  program", "p50", "p99", "runs", "clock")
 
 
 @click.command(cls=Command)
@@ -236,19 +260,7 @@ def _page(
         ]
     )
     if manifest.executables:
-        yield _section(
-            "programs",
-            [
-                (
-                    program.name,
-                    f"{program.phase}, batch {program.batch}, sequence {program.sequence}, "
-                    f"tensor parallel {program.tensor_parallel}, "
-                    f"{human_bytes(program.blob.size)}, graph {program.graph_key[:12]}"
-                    + (f", NEFF {human_bytes(program.device.neff.size)}" if program.device else ""),
-                )
-                for program in manifest.executables
-            ],
-        )
+        yield f"{style('programs', bold=True)}\n{_program_table(manifest)}"
     if manifest.files:
         yield _section("files", [(file.path, human_bytes(file.blob.size)) for file in manifest.files])
     for payload in manifest.serving:
@@ -262,28 +274,63 @@ def _page(
         verified = report_of(manifest, store)
         yield f"{style('predictions and accuracy', bold=True)}\n{program_table(figures, verified)}"
     for entry in evidence:
-        yield _section(f"evidence {entry.digest[:SHOWN]}", _figures(entry))
+        yield "\n".join(_evidence(entry, f"evidence {entry.digest[:SHOWN]}"))
     if key_inputs:
         yield _section("key inputs", ((path, _readable(value)) for path, value in leaves(key_inputs)))
 
 
-def _figures(evidence: "Evidence") -> Iterator[tuple[str, str]]:
-    """The reference and host of each program's verification, and the deviation of each output."""
-    yield "kind", evidence.kind
-    for name, limit in evidence.limits.model_dump().items():
-        if limit is not None:
-            yield f"limits.{name}", str(limit)
+def _program_table(manifest: "Manifest") -> str:
+    from nxpipe.pipeline.build.report.program_table import by_size
+
+    rows = [
+        (
+            f"  {program.name}",
+            program.phase,
+            *map(str, (program.batch, program.sequence, program.tensor_parallel)),
+            human_bytes(program.blob.size),
+            human_bytes(program.device.neff.size) if program.device else "",
+            program.graph_key[:12],
+        )
+        for program in sorted(manifest.executables, key=lambda program: by_size(program.name))
+    ]
+    used = [n for n in range(len(_PROGRAMS)) if any(row[n] for row in rows)]
+    return table([_PROGRAMS[n] for n in used], [[row[n] for n in used] for row in rows])
+
+
+def _evidence(evidence: "Evidence", title: str) -> Iterator[str]:
+    """The limits, the figures of each output, the times of devices, and what the programs ran on."""
+    limits = [f"{name} {limit}" for name, limit in evidence.limits.model_dump().items() if limit is not None]
+    yield f"{style(title, bold=True)}: {evidence.kind}; limits: {', '.join(limits) or 'none'}"
+    names = ("max_absolute", "mean_absolute", "max_relative", "cosine", "kl", "top1")
+    rows = [
+        (
+            f"  {program.program}",
+            figures.output,
+            *(_figure(getattr(figures, name)) for name in names),
+            program.yardstick,
+        )
+        for program in evidence.programs
+        for figures in program.outputs
+    ]
+    if rows:
+        yield table(_OUTPUTS, rows)
+    if times := [program for program in evidence.programs if program.timing]:
+        yield table(_TIMES, [(f"  {program.program}", *_timing(program.timing)) for program in times if program.timing])
+    surroundings: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for program in evidence.programs:
-        yield f"{program.program}.yardstick", program.yardstick
-        if timing := program.timing:
-            text = f"p50 {timing.p50_ms:.3f} ms, p99 {timing.p99_ms:.3f} ms of {timing.runs} runs"
-            yield f"{program.program}.timing", f"{text}, by the clock of the {timing.clock}"
-        for figures in program.outputs:
-            values = figures.model_dump(exclude={"output"})
-            text = ", ".join(f"{name} {value:.7g}" for name, value in values.items() if value is not None)
-            yield f"{program.program}.{figures.output}", text
-        for name, text in sorted(program.surroundings.items()):
-            yield f"{program.program}, {name}", text
+        surroundings.setdefault(tuple(sorted(program.surroundings.items())), []).append(program.program)
+    for entries, programs in surroundings.items():
+        if entries:
+            of = "" if len(surroundings) == 1 else f" {', '.join(programs)}"
+            yield for_terminal(f"  ran with{of}: {', '.join(f'{name} {text}' for name, text in entries)}")
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.7g}"
+
+
+def _timing(timing: "Timing") -> tuple[str, ...]:
+    return f"{timing.p50_ms:.3f} ms", f"{timing.p99_ms:.3f} ms", str(timing.runs), timing.clock
 
 
 def _bytes_of(blobs: "list[Blob]") -> str:
