@@ -292,7 +292,7 @@ class LazyGroup(Group):
             formatter.write_dl(list(lines.items()))
 
 
-@click.group(cls=LazyGroup, homes=COMMANDS, context_settings={"max_content_width": 100})
+@click.group(cls=LazyGroup, homes=COMMANDS, context_settings={"max_content_width": 120})
 @click.version_option(VERSION, "--version", "-V", message="nxpipe %(version)s", help="Print the version and exit.")
 def cli() -> None:
     """Compile, verify and ship models for AWS Inferentia2 and Trainium, without an accelerator.

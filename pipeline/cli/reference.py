@@ -51,7 +51,7 @@ def cli_page() -> str:
     """The help text of every command."""
     parts = ["# The `nxpipe` command\n", _CONVENTIONS]
     for path, command in walk(cli, ("nxpipe",)):
-        context = click.Context(command, info_name=" ".join(path), terminal_width=100, color=False)
+        context = command.context_class(command, info_name=" ".join(path), terminal_width=100, color=False)
         parts.append(f"{'#' * (len(path) + 1)} `{' '.join(path)}`\n\n```text\n{command.get_help(context)}\n```\n")
     return _NOTE + "\n".join(parts)
 

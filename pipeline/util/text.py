@@ -170,12 +170,7 @@ class _Layout:
         return texts
 
     def _wrapped(self, row: Sequence[str], kept: Sequence[int], widths: Sequence[int]) -> Iterator[list[str]]:
-        cells = [
-            [row[number]]
-            if len(unstyled(row[number])) <= widths[number]
-            else folded(row[number], widths[number], _indent(row[number]))
-            for number in kept
-        ]
+        cells = [_cell_lines(row[number], widths[number]) for number in kept]
         yield from (list(line) for line in zip_longest(*cells, fillvalue=""))
 
     def _aligned(self, line: Sequence[str], kept: Sequence[int], widths: Sequence[int]) -> Iterator[str]:
@@ -199,6 +194,10 @@ class _Layout:
 
 def _indent(cell: str) -> str:
     return cell[: len(cell) - len(cell.lstrip(" "))]
+
+
+def _cell_lines(cell: str, width: int) -> list[str]:
+    return [cell] if len(unstyled(cell)) <= width else folded(cell, width, _indent(cell))
 
 
 def _readable(longest: int) -> int:

@@ -77,6 +77,16 @@ def test_a_row_of_one_cell_is_a_heading_that_widens_no_column() -> None:
     assert _lines(text) == ["NAME  SIZE", "a heading of the rows below", "a      1 B", "b     20 B"]
 
 
+def test_an_indented_cell_is_wrapped_like_any_other() -> None:
+    text = table(("  program", "why"), [("  forward-b1-s128", "no room here")], 24)
+    assert _lines(text) == [
+        "  PROGRAM          WHY",
+        "  forward-b1-s128  no",
+        "                   room",
+        "                   here",
+    ]
+
+
 def test_a_table_without_rows_but_headings_has_no_titles() -> None:
     assert _lines(table(("name", "size"), [("published already",)])) == ["published already"]
 
