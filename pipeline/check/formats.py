@@ -20,7 +20,7 @@ _PARTS: Final = (
     Column("weights", drop=3),
     Column("KV cache", drop=4),
     Column("activations", drop=5),
-    Column("in, out, constants", drop=6),
+    Column("I/O and constants", drop=6),
 )
 _DEGREES: Final = (*_PARTS, Column("code", drop=7), Column("total"), Column("used"), Column("fits"), Column("note"))
 _PROGRAMS: Final = ("program", "operators", Column("with repeats", drop=2), Column("graph key", drop=1))

@@ -8,11 +8,12 @@ import click
 
 from nxpipe.pipeline.artifacts.store_url import open_configured_store
 from nxpipe.pipeline.build.explain import difference_table, differences_as_json
+from nxpipe.pipeline.build.report.program_table import by_size
 from nxpipe.pipeline.cli.completion import complete_channels_or_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.text import human_bytes, shown, style, table
+from nxpipe.pipeline.util.text import for_terminal, human_bytes, shown, style, table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.difference import EntryChange, ManifestDifference, Section
@@ -56,13 +57,15 @@ def diff(console: Console, before: str, after: str, tensors: bool, store: str | 
     manifests = ManifestDifference.between(old, new)
     programs = list(program_differences(old, new, opened))
     documents = [opened.evidence(manifest.digest) for manifest in (old, new)]
-    evidence = differences(_reports(old, documents[0]), _reports(new, documents[1]))
+    reports = [_reports(manifest, each) for manifest, each in zip((old, new), documents, strict=True)]
+    evidence = differences(*reports)
     timings = list(timing_differences(old, new, documents))
     changes = list(tensor_changes(old, new, _changed_weights(manifests), opened)) if tensors else None
     if console.json:
         console.data(_as_json(key_inputs, manifests, programs, changes, evidence, timings))
     else:
-        sections = _page(key_inputs, manifests, programs, changes, evidence, timings)
+        common = [each for each in evidence if all(each.path.partition("[")[0] in report for report in reports)]
+        sections = [*_page(key_inputs, manifests, programs, changes, common, timings), *_alone(*reports)]
         console.page("\n\n".join(sections) or "no difference")
 
 
@@ -74,6 +77,13 @@ def _reports(manifest: "Manifest", evidence: "Sequence[Evidence]") -> dict[str, 
     reports = {kind: report_in(manifest, evidence, kind) for kind in KINDS}
     emulated = reports.pop(EMULATED)
     return {**emulated, **{kind: report for kind, report in reports.items() if report}}
+
+
+def _alone(before: Mapping[str, object], after: Mapping[str, object]) -> Iterator[str]:
+    """The evidence of one side only, whose figures have nothing to be compared with."""
+    for side, names in (("A", before.keys() - after.keys()), ("B", after.keys() - before.keys())):
+        if names:
+            yield for_terminal(f"evidence of {side} only: {', '.join(sorted(names, key=by_size))}")
 
 
 def _changed_weights(manifests: "ManifestDifference") -> list[str]:

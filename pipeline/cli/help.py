@@ -40,7 +40,11 @@ _OPTIONS_BY_PURPOSE: Final[Mapping[str, str]] = {
     "Output": "--sarif --html --out --trace --explain --json --quiet --verbose --help",
 }
 _PURPOSE: Final = {name: purpose for purpose, names in _OPTIONS_BY_PURPOSE.items() for name in names.split()}
-_ELSEWHERE: Final = {("plan serve", "--output"): "Workload", ("simulate", "--seed"): _SPECIFIC}
+_ELSEWHERE: Final = {
+    ("plan serve", "--output"): "Workload",
+    ("plan serve", "--measured"): "Instances and cost",
+    ("simulate", "--seed"): _SPECIFIC,
+}
 _LONGEST_CHOICE: Final = 36
 
 

@@ -204,7 +204,7 @@ def serve(ctx: click.Context, /, model_id: str, config_path: Path, **options: An
       nxpipe plan serve --model-id meta-llama/Llama-3.1-8B --rate 20 --prompt 1k --output 256 --ttft 1s --tpot 50ms
       nxpipe plan serve --model-id ./my-llama --log requests.jsonl --ttft 800ms@p99 --instance inf2 --purchase spot
       nxpipe plan serve --model-id my-llama --rate 5 --tpot 40ms --out plan.toml --html plan.html
-      nxpipe plan serve --model-id mistralai/Mistral-7B-v0.1 --rate 5 --measured bench.json
+      nxpipe plan serve --model-id mistralai/Mistral-7B-v0.1 --rate 5 --measured bench.json \\
         --measured-instance p4d.24xlarge --migration-weeks 6
     """
     console: Console = ctx.obj

@@ -104,9 +104,9 @@ def _table(plan: ServingPlan, width: int) -> str:
         return style("No instance type meets this.", fg="red")
     header = (
         Column(""),
-        Column("instances"),
+        Column("instances", whole=True),
         Column("bought", drop=3),
-        Column("$ for 1M tokens"),
+        Column("$ for 1M tokens", whole=True),
         Column("$ a month", drop=1),
         Column("TTFT", drop=4),
         Column("TPOT", drop=2),

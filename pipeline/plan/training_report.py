@@ -54,7 +54,8 @@ def _demanded(plan: TrainingPlan) -> str:
 
 def _table(plan: TrainingPlan, choices: Sequence[TrainingChoice], width: int) -> str:
     header = (
-        *(Column(title) for title in ("instances", "layout", "tokens/s", "time", "cost")),
+        Column("instances", whole=True),
+        *(Column(title) for title in ("layout", "tokens/s", "time", "cost")),
         *(Column(title, drop) for title, drop in (("GiB/rank", 2), ("MFU", 1), ("bought", 3))),
     )
     return table(header, [_row(plan, each) for each in choices], width)
