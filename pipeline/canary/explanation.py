@@ -14,7 +14,7 @@ from typing import Any
 
 from nxpipe.pipeline.canary.constants import FULL_TRAFFIC_FACTOR, METRIC_STAKES
 from nxpipe.pipeline.canary.evalues import FullTrafficTest, interval, worse_by_step
-from nxpipe.pipeline.canary.evidence import Evidence
+from nxpipe.pipeline.canary.evidence import Evidence, StepEvidence
 from nxpipe.pipeline.canary.judge import Decision, Verdict, is_timed
 from nxpipe.pipeline.canary.metrics import ERRORS, LATENCIES, METRICS, NO_REQUESTS, Arm, Batch, fault
 from nxpipe.pipeline.canary.plan import CanaryPlan
@@ -129,7 +129,8 @@ def verdict_sentence(plan: CanaryPlan, evidence: Evidence, totals: Sequence[Phas
     if verdict.decision is Decision.FROZEN:
         return f"On hold {place}: the stable version itself fails more than {_rate(plan.objective)} of its requests."
     began = "Undecided" if verdict.decision is Decision.UNDECIDED else "Not decided yet"
-    return f"{began} {place}: {counts}; {evidence_shares(plan, verdict)}."
+    untimed = "" if is_timed(evidence.steps[-1]) else f"; {_untimed(evidence.steps[-1])}"
+    return f"{began} {place}: {counts}{untimed}; {evidence_shares(plan, verdict)}."
 
 
 def evidence_shares(plan: CanaryPlan, verdict: Verdict) -> str:
@@ -273,6 +274,11 @@ def _against(plan: CanaryPlan, nats: float) -> str:
     return f"{confidence(nats)}, threshold {1 / plan.alpha:,.0f}:1"
 
 
+def _untimed(step: StepEvidence) -> str:
+    good = step.requests - step.errors
+    return f"{step.untimed:,} of {good:,} good responses have no latency, so the step cannot advance"
+
+
 def _in_favour(plan: CanaryPlan, nats: float) -> str:
     return f"{confidence(nats)}, threshold {1 / plan.beta:,.0f}:1"
 
@@ -295,11 +301,6 @@ def explain(plan: CanaryPlan, evidence: Evidence, totals: Sequence[PhaseTotals],
     step = evidence.steps[-1]
     if plan.is_shadow(verdict.step) and not step.requests:
         lines.append("No pair was recorded: the stable instances mirror no requests, or their agents publish no pairs.")
-    if not is_timed(step):
-        known = step.requests - step.errors - step.untimed
-        lines.append(
-            f"{step.untimed:,} of {step.untimed + known:,} good responses have no latency, so the step cannot advance."
-        )
     if verdict.set_aside:
         lines.append(f"Invalid minutes: {'; '.join(verdict.set_aside)}.")
     return "\n".join(lines)

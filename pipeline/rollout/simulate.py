@@ -19,7 +19,7 @@ import numpy as np
 from nxpipe.pipeline.canary.documents import canonical_json
 from nxpipe.pipeline.canary.evidence import Evidence
 from nxpipe.pipeline.canary.handler import Action, RolloutState, begin_step, record_evaluation
-from nxpipe.pipeline.canary.judge import Decision, Moment, judge
+from nxpipe.pipeline.canary.judge import Decision, Judgement, Moment, judge
 from nxpipe.pipeline.canary.likelihood import Tallies, fitted_tau
 from nxpipe.pipeline.canary.metrics import (
     LATENCIES,
@@ -284,18 +284,26 @@ def _some(plan: CanaryPlan, world: TrafficModel, seed: np.random.SeedSequence, c
 
 
 def roll_out(plan: CanaryPlan, traffic: SimulatedTraffic) -> SimulatedRollout:
-    evidence, minute, decision = Evidence(), 0, Decision.CONTINUE
+    for at, _, judged in judgements(plan, traffic):
+        last = (judged.verdict.decision, at)
+    return SimulatedRollout(last[0], last[1].step, last[1].minute, plan.bursts[0])
+
+
+def judgements(plan: CanaryPlan, traffic: SimulatedTraffic) -> Iterator[tuple[Moment, Batch, Judgement]]:
+    """The judgement of every minute of a rollout, to its end; the last one of a phase that advances is `advance`."""
+    evidence, minute = Evidence(), 0
     for number in range(len(plan.phases)):
-        begun = minute
+        begun, decision = minute, Decision.CONTINUE
         for batch in traffic.phase(plan, number, begun):
             minute = batch.minute + 1
-            judged = judge(plan, evidence, [batch], Moment(number, begun, minute))
+            at = Moment(number, begun, minute)
+            judged = judge(plan, evidence, [batch], at)
             evidence, decision = judged.evidence, judged.verdict.decision
+            yield at, batch, judged
             if decision not in (Decision.CONTINUE, Decision.FROZEN):
                 break
         if decision is not Decision.ADVANCE:
-            break
-    return SimulatedRollout(decision, number, minute, plan.bursts[0])
+            return
 
 
 MEDIAN: Final = 0.04  # seconds; the stable version's latency in a recorded rollout

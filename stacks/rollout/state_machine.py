@@ -177,7 +177,7 @@ def _fill(fleet: Fleet, record: Record) -> States:
             otherwise="WarmUp",
         ),
         "Stop": put(
-            {"Error": "aborted", "Cause": "a person ended it before any traffic had moved"},
+            {"Error": "aborted", "Cause": "Aborted by an operator before any traffic had moved."},
             into="$.why",
             then="LeaveEmpty",
         ),
@@ -234,7 +234,7 @@ def _steps(fleet: Fleet, record: Record, resources: MachineResources) -> States:
         "SeeOwner": record.read(into="$.record", then="Me"),
         "Me": put({"name.$": EXECUTION_ID}, into="$.me", then="Mine"),
         "Mine": choose(({"And": [{"Variable": _OWNER, "IsPresent": True}, is_owner]}, "Ended"), otherwise="Unfinished"),
-        "Ended": put({"Error": "aborted", "Cause": "a person ended it"}, into="$.why", then="Back"),
+        "Ended": put({"Error": "aborted", "Cause": "Aborted by an operator."}, into="$.why", then="Back"),
         "Shift": fleet.shift("$.turn.weights", then="SeeShift"),
         "SeeShift": fleet.read_weights(into="$.weights", then="Shifted"),
         "Shifted": fleet.compare("$.weights", "$.turn.weights", then=in_force, otherwise="NotShifted"),

@@ -172,7 +172,7 @@ def _faults(plan: "CanaryPlan", phases: "list[StepProspect]", width: int) -> str
         for number, phase in enumerate(phases):
             limit = plan.bake(number)[1]
             rows.append(
-                (_defect(each.fault) if not number else "", _name(plan, number), *_cells(phase.faults[index], limit))
+                ("" if number else _defect(each.fault, width), _name(plan, number), *_cells(phase.faults[index], limit))
             )
     title = "Defects that begin with a step: how often they are found within it, and what they cost until then:"
     header = ("defect", "traffic", "found", "median time", "failed requests")
