@@ -1,4 +1,4 @@
-"""How often the time to the next step, as `nxpipe rollout status` foresees it, is right: a table for docs/guides/canary.md.
+"""How often the time left that `nxpipe rollout status` shows is right: a table for docs/guides/canary.md.
 
     nice -n 10 python benchmarks/rollout_forecast.py [--rollouts N] [--seed N]
 
