@@ -37,6 +37,14 @@ class TimeLeft:
     earliest: int | None
     latest: int | None
 
+    def place_of(self, actual: int) -> str:
+        """Where a time that came true lies: `inside`, `earlier` or `later`; `unknown` without a range."""
+        if self.earliest is None:
+            return "unknown"
+        if actual < self.earliest:
+            return "earlier"
+        return "later" if self.latest is not None and actual > self.latest else "inside"
+
     def as_json(self) -> dict[str, Any]:
         return {"chance": round(self.chance, 3), "earliest": self.earliest, "latest": self.latest}
 

@@ -18,7 +18,7 @@ from nxpipe.pipeline.rollout.aws import RolloutExecution
 from nxpipe.pipeline.rollout.course import Course, CoursePhase, EvaluationRecord
 from nxpipe.pipeline.rollout.forecast import Progress, TimeLeft
 from nxpipe.pipeline.rollout.status import Phase, RolloutEnd, Status
-from nxpipe.pipeline.util.text import style, table, unstyled, wrapped, wrapped_lines, wrapped_table
+from nxpipe.pipeline.util.text import Column, paragraph, style, table, unstyled
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.rollout.simulate import SimulatedRollout
@@ -54,7 +54,7 @@ def watch_frame(status: Status, width: int, height: int) -> list[str]:
 
 def _keys(status: Status, width: int) -> list[str]:
     hint = f"Ctrl-C leaves; the rollout continues. Abort it with: nxpipe rollout abort {status.fleet}"
-    return [style(line, dim=True) for line in wrapped_lines(hint, width)]
+    return [style(line, dim=True) for line in paragraph(hint, width)]
 
 
 def status_line(status: Status) -> str:
@@ -86,15 +86,15 @@ def state_of(status: Status) -> tuple[object, ...]:
 def _blocks(status: Status, width: int, events: int) -> Iterator[list[str]]:
     yield _title(status, width)
     if sentence := _sentence(status):
-        yield [style(line, bold=True) for line in wrapped_lines(sentence, width, first="  ", others="  ")]
+        yield [style(line, bold=True) for line in paragraph(sentence, width, first="  ", others="  ")]
     yield [""]
     yield _rows(_facts(status, width), width)
     course = status.course
     if course is None or not course.evaluations:
         return
-    if versions := _versions(status, course):
+    if versions := _versions(status, course, width):
         yield ["", *versions]
-    yield ["", *_timeline(status, course)]
+    yield ["", *_timeline(status, course, width)]
     if happened := course.events[-events:]:
         yield ["", *_events(happened, width)]
 
@@ -105,7 +105,7 @@ def _title(status: Status, width: int) -> list[str]:
         return [style(f"Fleet {status.fleet}", bold=True)]
     rollout = execution.input
     way = f": {rollout.candidate.name}, {rollout.old} -> {rollout.new}" if rollout else ""
-    lines = [style(line, bold=True) for line in wrapped_lines(f"Fleet {status.fleet}{way}", width)]
+    lines = [style(line, bold=True) for line in paragraph(f"Fleet {status.fleet}{way}", width)]
     name = style(f"rollout {execution.name}", dim=True)
     if len(unstyled(lines[-1])) + 2 + len(unstyled(name)) <= width:
         return [*lines[:-1], f"{lines[-1]}  {name}"]
@@ -162,7 +162,7 @@ def _rows(facts: Iterator[_Fact], width: int) -> list[str]:
     for fact in rows:
         begin = f"  {fact.label:{label}}  " + (f"{fact.bar}  " if fact.bar else "")
         indent = len(unstyled(begin))
-        texts = wrapped_lines(fact.text, width - indent)
+        texts = paragraph(fact.text, width - indent)
         first, *others = [style(text, fg=fact.colour, bold=True) if fact.colour else text for text in texts]
         lines += [f"{begin}{first}", *(" " * indent + line for line in others)]
     return lines
@@ -288,7 +288,7 @@ def _bar(share: float, length: int, colour: str) -> str:
     return f"[{style('#' * filled, fg=colour)}{'.' * (length - filled)}]"
 
 
-def _versions(status: Status, course: Course) -> list[str]:
+def _versions(status: Status, course: Course, width: int) -> list[str]:
     """Errors and latencies of both versions in the current or last phase."""
     at = len(course.totals) - 1
     if at < 0 or not course.totals[at].stable.requests:
@@ -304,8 +304,8 @@ def _versions(status: Status, course: Course) -> list[str]:
     header = ("version", "requests", "failed or differed" if is_shadow else "failed", "rate", "p50", "p99")
     columns = len(header) if plan.latencies and not is_shadow else 4
     title = f"{course.phases[at].name}" if is_shadow else f"at {course.phases[at].name}"
-    lines = table((f"{header[0]} ({title})", *header[1:columns]), [row[:columns] for row in rows])
-    return [f"  {line}" for line in lines.split("\n")]
+    titles = (f"{header[0]} {title}", *header[1:columns])
+    return table(titles, [row[:columns] for row in rows], width, indent="  ").split("\n")
 
 
 def _arm(plan: CanaryPlan, arm: Arm, kind: str) -> tuple[str, ...]:
@@ -332,14 +332,14 @@ _DECIDED: Final = {
 }
 
 
-def timeline(course: Course, current: int | None = None, *, full: str = "") -> str:
+def timeline(course: Course, width: int, current: int | None = None, *, full: str = "", indent: str = "") -> str:
     """A row for each phase; `current` is the phase that is under way, `full` the state of full traffic."""
     rows = [_phase_row(phase, at == current, at > (current or 0)) for at, phase in enumerate(course.phases)]
     rows.append(("100 %", "", full, "", ""))
     if not any(phase.totals for phase in course.phases):
         rows = [row[:3] for row in rows]
     header = ("traffic", "minutes", "state", "new: failed of", "stable: failed of")
-    return table(header[: len(rows[0])], rows)
+    return table(header[: len(rows[0])], rows, width, indent=indent)
 
 
 def _phase_row(phase: CoursePhase, is_current: bool, is_later: bool) -> tuple[str, ...]:
@@ -357,19 +357,19 @@ def _arms(phase: CoursePhase) -> list[Arm]:
     return [totals.canary, totals.stable] if totals and totals.stable.requests else []
 
 
-def _timeline(status: Status, course: Course) -> list[str]:
+def _timeline(status: Status, course: Course, width: int) -> list[str]:
     current = status.step if status.phase in (Phase.SHADOW, Phase.STEP) else None
     full = "now" if status.phase is Phase.FINAL else ""
     if status.outcome and status.outcome.end is RolloutEnd.PROMOTED:
         full = style("promoted", fg="green")
-    return [f"  {line}" for line in timeline(course, current, full=full).split("\n")]
+    return timeline(course, width, current, full=full, indent="  ").split("\n")
 
 
 def _events(events: Sequence[EvaluationRecord], width: int) -> list[str]:
     lines = [style("  last events", bold=True)]
     for event in events:
         at = event.at.replace("T", " ")[11:16]
-        lines += wrapped_lines(event.reason.split("\n")[0], width, first=f"  {at}  ", others=" " * 9)
+        lines += paragraph(event.reason.split("\n")[0], width, first=f"  {at}  ", others=" " * 9)
     return lines
 
 
@@ -383,7 +383,8 @@ def course_page(course: Course, width: int) -> str:
     if not sentence:  # a record without words
         sentence = course.sentence(list(course.verdicts.values())[-1])
     full = style("promoted", fg="green") if is_promoted else ""
-    return f"{wrapped(sentence, width)}\n\n{timeline(course, full=full)}"
+    text = "\n".join(paragraph(sentence, width))
+    return f"{text}\n\n{timeline(course, width, full=full)}"
 
 
 def explanations(course: Course, judgements: Sequence[Judgement]) -> str:
@@ -395,12 +396,19 @@ def explanations(course: Course, judgements: Sequence[Judgement]) -> str:
     )
 
 
-_HEADER: Final = ("at", "step", "new: failed of", "stable: failed of", "for", "against", "action", "reason")
+_HEADER: Final = (
+    Column("at", whole=True, drop=2),
+    "step",
+    "new: failed of",
+    Column("stable: failed of", drop=3),
+    "for",
+    "against",
+    Column("action", drop=1),
+    "reason",
+)
 
 
-def evaluation_table(
-    execution: RolloutExecution, evaluations: Sequence[EvaluationRecord], width: int | None = None
-) -> str:
+def evaluation_table(execution: RolloutExecution, evaluations: Sequence[EvaluationRecord]) -> str:
     """Counts are those of the minutes that an evaluation read; evidence is cumulative, as odds."""
     rollout = execution.input
     title = f"{execution.name}: {rollout.candidate.name}, {rollout.old} -> {rollout.new}" if rollout else execution.name
@@ -408,7 +416,7 @@ def evaluation_table(
         return f"{title}\nNo evaluation yet."
     plan = rollout.plan if rollout else None
     rows = [_row(plan, evaluation) for evaluation in evaluations]
-    return f"{title}\n{table(_HEADER, rows) if width is None else wrapped_table(_HEADER, rows, width)}"
+    return f"{title}\n{table(_HEADER, rows)}"
 
 
 def _row(plan: CanaryPlan | None, evaluation: EvaluationRecord) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from nxpipe.pipeline.canary.documents import canonical_json
 from nxpipe.pipeline.canary.evidence import Evidence
+from nxpipe.pipeline.canary.explanation import PhaseTotals, totals_after
 from nxpipe.pipeline.canary.handler import Action, RolloutState, begin_step, record_evaluation
 from nxpipe.pipeline.canary.judge import Decision, Judgement, Moment, judge
 from nxpipe.pipeline.canary.likelihood import Tallies, fitted_tau
@@ -33,6 +34,7 @@ from nxpipe.pipeline.canary.metrics import (
     start_of,
 )
 from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule
+from nxpipe.pipeline.rollout.forecast import Progress, progress_of
 from nxpipe.pipeline.rollout.planner import LOG_THRESHOLDS, UNCHANGED_LATENCY, Slowness
 
 Scenario: TypeAlias = Literal["steady", "incident", "bursty", "late"]
@@ -304,6 +306,21 @@ def judgements(plan: CanaryPlan, traffic: SimulatedTraffic) -> Iterator[tuple[Mo
                 break
         if decision is not Decision.ADVANCE:
             return
+
+
+def foreseen(plan: CanaryPlan, world: TrafficModel, seed: int) -> Iterator[tuple[Progress, Decision, int]]:
+    """The progress in each minute of a rollout, with the end of its phase and the minutes that remained until then."""
+    traffic = SimulatedTraffic(world, np.random.default_rng(seed))
+    evidence, totals = Evidence(), tuple[PhaseTotals, ...]()
+    phase: list[tuple[Progress, int]] = []
+    for at, batch, judged in judgements(plan, traffic):
+        totals = totals_after(totals, evidence, judged.evidence, [batch])
+        evidence, decision = judged.evidence, judged.verdict.decision
+        if decision in (Decision.CONTINUE, Decision.FROZEN):
+            phase.append((progress_of(plan, evidence, totals, judged.verdict, 60 * world.rps), at.minute))
+            continue
+        yield from ((progress, decision, at.minute - minute) for progress, minute in phase)
+        phase.clear()
 
 
 MEDIAN: Final = 0.04  # seconds; the stable version's latency in a recorded rollout

@@ -217,7 +217,7 @@ class StatusReader:
         course = self._read(run)
         outcome = outcome_of(self._machine, run)
         signal = item.signal if item.owner == run.arn else None
-        phase = _phase(run, weights, course)
+        phase = phase_of(run, weights, course)
         return Status(self._machine.fleet, phase, weights, run, outcome, signal, course)
 
     def _read(self, execution: RolloutExecution) -> Course | None:
@@ -239,7 +239,7 @@ def _empty_course(execution: RolloutExecution, log: EvaluationLog) -> Course | N
     return Course(CanaryPlan.from_json(json.loads(plan))) if plan else None
 
 
-def _phase(execution: RolloutExecution, weights: Mapping[str, int], course: Course | None) -> Phase:
+def phase_of(execution: RolloutExecution, weights: Mapping[str, int], course: Course | None) -> Phase:
     if not execution.running:
         return Phase.ENDED
     if course is None or not course.evaluations:

@@ -15,7 +15,7 @@ from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import MissingSoftware
 from nxpipe.pipeline.util.exit_codes import RECORD
 from nxpipe.pipeline.util.files import MiB, read_file
-from nxpipe.pipeline.util.text import page_width, style, wrapped, wrapped_table
+from nxpipe.pipeline.util.text import Column, page_width, paragraph, style, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,14 +124,18 @@ def plan(console: Console, rps: float, base_error: float, minute: str, explain: 
     phases = [shadow, *steps] if shadow else steps
     width = page_width()
     parts = [
-        f"Expected at {rps:g} requests a second with an error rate of {_percent(base_error)}:",
+        _text(f"Expected at {rps:g} requests a second with an error rate of {_percent(base_error)}:", width),
         _steps(canary_plan, phases, width),
         _faults(canary_plan, phases, width),
-        *(wrapped(hint, width) for hint in hints),
-        *(wrapped(sentence, width) for _, sentence in costs),
+        *(_text(hint, width) for hint in hints),
+        *(_text(sentence, width) for _, sentence in costs),
         *([_method(canary_plan, width)] if explain else []),
     ]
     console.page("\n\n".join(part for part in parts if part).rstrip())
+
+
+def _text(text: str, width: int) -> str:
+    return "\n".join(paragraph(text, width))
 
 
 def _cost(fleet: "ServingFleet", region: str | None, minutes: float) -> tuple[dict[str, Any], str]:
@@ -154,16 +158,19 @@ def _steps(plan: "CanaryPlan", phases: "list[StepProspect]", width: int) -> str:
     rows = [
         (
             _name(plan, number),
-            "rarely" if prospect.advances is None else f"after {prospect.advances:.0f} min",
+            "rarely" if prospect.advances is None else f"{prospect.advances:.0f} min",
             _percent(prospect.undecided, 0),
-            f"{phase.tolerates:g}x the errors",
-            "-" if prospect.detectable_error is None else f"from {_percent(prospect.detectable_error)}",
+            f"{phase.tolerates:g}x",
+            "-" if prospect.detectable_error is None else _percent(prospect.detectable_error),
         )
         for number, (phase, prospect) in enumerate(zip(plan.phases, phases, strict=True))
     ]
-    title = "A healthy version, and what each step tolerates and finds (errors as a share of requests):"
-    header = ("traffic", "advances", "undecided", "tolerates up to", "finds errors")
-    return f"{wrapped(title, width)}\n{wrapped_table(header, rows, width)}"
+    title = (
+        "When a healthy version advances, and which errors a step tolerates (in times those of the stable version) and "
+        "finds (as a share of requests):"
+    )
+    header = ("traffic", "advances after", "undecided", "tolerates up to", "finds from")
+    return f"{_text(title, width)}\n{table(header, rows, width)}"
 
 
 def _faults(plan: "CanaryPlan", phases: "list[StepProspect]", width: int) -> str:
@@ -175,8 +182,8 @@ def _faults(plan: "CanaryPlan", phases: "list[StepProspect]", width: int) -> str
                 ("" if number else _defect(each.fault, width), _name(plan, number), *_cells(phase.faults[index], limit))
             )
     title = "Defects that begin with a step: how often they are found within it, and what they cost until then:"
-    header = ("defect", "traffic", "found", "median time", "failed requests")
-    return f"{wrapped(title, width)}\n{wrapped_table(header, rows, width)}"
+    header = (Column("defect", whole=True), "traffic", "found", "median time", "failed requests")
+    return f"{_text(title, width)}\n{table(header, rows, width)}"
 
 
 def _name(plan: "CanaryPlan", phase: int) -> str:
@@ -195,7 +202,7 @@ def _cells(prospect: "Prospect", limit: int) -> tuple[str, str, str]:
     median, failed = prospect.median_minutes, prospect.bad_requests or 0.0
     if median <= limit:
         return _percent(prospect.chance, 0), f"{median:,.0f} min", f"{failed:,.0f}"
-    return _percent(prospect.chance, 0), f"over {limit} min", f"{failed * limit / median:,.0f}"
+    return _percent(prospect.chance, 0), f">{limit} min", f"{failed * limit / median:,.0f}"
 
 
 def _percent(part: float, digits: int = 2) -> str:
@@ -215,7 +222,7 @@ def _method(plan: "CanaryPlan", width: int) -> str:
         f"Found: the chance that the evidence reaches that within the {plan.bake_max} min of a step (bake_max), for a "
         "defect that begins with it. Errors found from: the smallest error rate that is found in 80 % of rollouts.",
     )
-    return "\n\n".join(wrapped(text, width) for text in texts)
+    return "\n\n".join(_text(text, width) for text in texts)
 
 
 @click.command(cls=Command)
@@ -333,7 +340,7 @@ def _summary_text(summary: "SimulationSummary") -> str:
         )
     header = ("end", "rollouts", "share", "at most (95 % sure)", "median time")
     histogram = duration_histogram(summary.outcomes, width)
-    return f"{wrapped_table(header, rows, width)}\n\nMinutes until the end:\n{histogram}"
+    return f"{table(header, rows, width)}\n\nMinutes until the end:\n{histogram}"
 
 
 SAMPLES: Final = {

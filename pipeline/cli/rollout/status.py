@@ -1,6 +1,5 @@
 """`nxpipe rollout status` and `log`: the state and the evaluations of rollouts."""
 
-import sys
 from pathlib import Path
 
 import click
@@ -113,7 +112,6 @@ def log(console: Console, fleet: str, execution: str | None, store: str | None, 
     evaluation_log = EvaluationLog.at(rollout.artifacts.store, fleet, rollout_execution.name)
     evaluations = evaluation_log.refresh()
     if not console.json:
-        width = page_width() if sys.stdout.isatty() else None
-        console.page(evaluation_table(rollout_execution, evaluations, width))
+        console.page(evaluation_table(rollout_execution, evaluations))
     elif plan := evaluation_log.plan_text():
         console.data_text("\n".join([plan, *(evaluation.text for evaluation in evaluations)]))
