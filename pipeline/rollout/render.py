@@ -198,7 +198,7 @@ def _regression(progress: Progress) -> str:
 def _time(left: TimeLeft | None, limit: int) -> str:
     """The range of the time that is still expected, in words."""
     if left is None:
-        return "time unknown"
+        return "time unknown: no requests were counted yet"
     if left.earliest is None:
         return f"time unknown: at the present rates not within the {limit} min left"
     if left.latest is None:
@@ -301,11 +301,10 @@ def _versions(status: Status, course: Course, width: int) -> list[str]:
         (name, *_arm(plan, arm, "mirrored" if is_shadow and name.startswith("new") else ""))
         for name, arm in zip(names, (totals.canary, totals.stable), strict=True)
     ]
-    header = ("version", "requests", "failed or differed" if is_shadow else "failed", "rate", "p50", "p99")
-    columns = len(header) if plan.latencies and not is_shadow else 4
+    header = ("requests", "failed or differed" if is_shadow else "failed", "rate", "p50", "p99")
+    columns = len(header) if plan.latencies and not is_shadow else 3
     title = f"{course.phases[at].name}" if is_shadow else f"at {course.phases[at].name}"
-    titles = (f"{header[0]} {title}", *header[1:columns])
-    return table(titles, [row[:columns] for row in rows], width, indent="  ").split("\n")
+    return table((title, *header[:columns]), [row[: 1 + columns] for row in rows], width, indent="  ").split("\n")
 
 
 def _arm(plan: CanaryPlan, arm: Arm, kind: str) -> tuple[str, ...]:
@@ -338,7 +337,7 @@ def timeline(course: Course, width: int, current: int | None = None, *, full: st
     rows.append(("100 %", "", full, "", ""))
     if not any(phase.totals for phase in course.phases):
         rows = [row[:3] for row in rows]
-    header = ("traffic", "minutes", "state", "new: failed of", "stable: failed of")
+    header = ("traffic", "minutes", "state", "new: failed", "stable: failed")
     return table(header[: len(rows[0])], rows, width, indent=indent)
 
 
@@ -399,8 +398,8 @@ def explanations(course: Course, judgements: Sequence[Judgement]) -> str:
 _HEADER: Final = (
     Column("at", whole=True, drop=2),
     "step",
-    "new: failed of",
-    Column("stable: failed of", drop=3),
+    "new: failed",
+    Column("stable: failed", drop=3),
     "for",
     "against",
     Column("action", drop=1),

@@ -46,7 +46,7 @@ STATUSES: Final[dict[str, Callable[[], Status]]] = {
     "slower": lambda: status_at(sample("slower"), end=RolloutEnd.ROLLED_BACK),
     "promoted": lambda: status_at(sample("promoted"), end=RolloutEnd.PROMOTED),
     "undecided": lambda: status_at(undecided()),
-    "in-shadow": lambda: status_at(refused(), 4),
+    "in-shadow": lambda: status_at(refused(), -1),
     "refused": lambda: status_at(refused(), end=RolloutEnd.ROLLED_BACK),
 }
 COMMANDS: Final = {
