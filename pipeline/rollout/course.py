@@ -15,7 +15,7 @@ from nxpipe.pipeline.canary.explanation import PhaseTotals, counts_sentence, tot
 from nxpipe.pipeline.canary.judge import Decision, Moment, Verdict, add_minutes
 from nxpipe.pipeline.canary.metrics import Batch
 from nxpipe.pipeline.canary.plan import CanaryPlan
-from nxpipe.pipeline.rollout.forecast import Progress, progress_of
+from nxpipe.pipeline.rollout.forecast import StepProgress, progress_of
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Course:
             kinds.append(kind)
         return found
 
-    def progress(self, verdict: Verdict) -> Progress:
+    def progress(self, verdict: Verdict) -> StepProgress:
         return progress_of(self.plan, self.evidence, self.totals, verdict, self.requests_per_minute)
 
     def sentence(self, verdict: Verdict) -> str:

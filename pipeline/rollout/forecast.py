@@ -50,7 +50,7 @@ class TimeLeft:
 
 
 @dataclass(frozen=True)
-class Progress:
+class StepProgress:
     """Evidence as shares of what a decision needs, with the time that is still expected.
 
     A time is None if there is nothing to expect it from: no request yet, or an incident of the stable version.
@@ -105,7 +105,7 @@ def _gamma(shape: float, z: float) -> float:
 
 def progress_of(
     plan: CanaryPlan, evidence: Evidence, totals: Sequence[PhaseTotals], verdict: Verdict, rpm: float
-) -> Progress:
+) -> StepProgress:
     """The progress of the step of a verdict, at a rate of requests per minute."""
     begun = evidence.steps[verdict.step].begun
     shortest, longest = plan.bake(verdict.step)
@@ -113,10 +113,10 @@ def progress_of(
     advance, regression = share(verdict.better, plan.beta), share(verdict.worse, plan.alpha)
     counts = totals[verdict.step]
     if verdict.decision is Decision.FROZEN or not counts.canary.requests or not rpm:
-        return Progress(advance, regression, None, None, limit, bake, rpm)
+        return StepProgress(advance, regression, None, None, limit, bake, rpm)
     until_advance = _time_left(_advances(plan, evidence, counts, verdict.step, rpm), limit, max(1, bake))
     until_rollback = _time_left(_rolls_back(plan, evidence, counts, verdict.step, rpm), limit, 1)
-    return Progress(advance, regression, until_advance, until_rollback, limit, bake, rpm)
+    return StepProgress(advance, regression, until_advance, until_rollback, limit, bake, rpm)
 
 
 def _time_left(courses: Sequence[Sequence[Growth]], limit: int, at_least: int) -> TimeLeft:

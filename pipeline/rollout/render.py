@@ -16,7 +16,7 @@ from nxpipe.pipeline.canary.metrics import Arm
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.rollout.aws import RolloutExecution
 from nxpipe.pipeline.rollout.course import Course, CoursePhase, EvaluationRecord
-from nxpipe.pipeline.rollout.forecast import Progress, TimeLeft
+from nxpipe.pipeline.rollout.forecast import StepProgress, TimeLeft
 from nxpipe.pipeline.rollout.status import Phase, RolloutEnd, Status
 from nxpipe.pipeline.util.text import Column, paragraph, style, table, unstyled
 
@@ -168,7 +168,7 @@ def _rows(facts: Iterator[_Fact], width: int) -> list[str]:
     return lines
 
 
-def _to_advance(status: Status, progress: Progress) -> str:
+def _to_advance(status: Status, progress: StepProgress) -> str:
     evidence = f"{percent(progress.advance)} of the evidence needed"
     if status.undecided:
         return evidence
@@ -181,7 +181,7 @@ def _to_advance(status: Status, progress: Progress) -> str:
     return f"{evidence}; {_time(progress.until_advance, progress.limit)}"
 
 
-def _regression(progress: Progress) -> str:
+def _regression(progress: StepProgress) -> str:
     if not round(100 * progress.regression):
         return "none"
     evidence = f"{percent(progress.regression)} of the evidence that rolls back"
@@ -208,7 +208,7 @@ def _time(left: TimeLeft | None, limit: int) -> str:
     return f"{left.earliest} to {left.latest} min left"
 
 
-def _stops(status: Status, progress: Progress) -> str:
+def _stops(status: Status, progress: StepProgress) -> str:
     evaluation = status.evaluation
     alarms = evaluation.alarms if evaluation else {}
     active = sorted(name for name, state in alarms.items() if state == "ALARM")

@@ -34,7 +34,7 @@ from nxpipe.pipeline.canary.metrics import (
     start_of,
 )
 from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule
-from nxpipe.pipeline.rollout.forecast import Progress, progress_of
+from nxpipe.pipeline.rollout.forecast import StepProgress, progress_of
 from nxpipe.pipeline.rollout.planner import LOG_THRESHOLDS, UNCHANGED_LATENCY, Slowness
 
 Scenario: TypeAlias = Literal["steady", "incident", "bursty", "late"]
@@ -308,11 +308,11 @@ def judgements(plan: CanaryPlan, traffic: SimulatedTraffic) -> Iterator[tuple[Mo
             return
 
 
-def foreseen(plan: CanaryPlan, world: TrafficModel, seed: int) -> Iterator[tuple[Progress, Decision, int]]:
+def foreseen(plan: CanaryPlan, world: TrafficModel, seed: int) -> Iterator[tuple[StepProgress, Decision, int]]:
     """The progress in each minute of a rollout, with the end of its phase and the minutes that remained until then."""
     traffic = SimulatedTraffic(world, np.random.default_rng(seed))
     evidence, totals = Evidence(), tuple[PhaseTotals, ...]()
-    phase: list[tuple[Progress, int]] = []
+    phase: list[tuple[StepProgress, int]] = []
     for at, batch, judged in judgements(plan, traffic):
         totals = totals_after(totals, evidence, judged.evidence, [batch])
         evidence, decision = judged.evidence, judged.verdict.decision

@@ -17,7 +17,7 @@ from nxpipe.pipeline.canary.metrics import METRICS
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.rollout.aws import SUCCEEDED, RolloutExecution, StateMachine
 from nxpipe.pipeline.rollout.course import Course, EvaluationLog, EvaluationRecord
-from nxpipe.pipeline.rollout.forecast import Progress
+from nxpipe.pipeline.rollout.forecast import StepProgress
 
 _UNCHANGED: Final = ("Refused", "Busy")  # Fail states of a machine that has changed nothing
 
@@ -127,7 +127,7 @@ class Status:
         return self.course.plan if self.course else None
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> StepProgress | None:
         """How far the current phase is, and how long it is expected to take; None before its first evaluation."""
         verdict = self.verdict
         return self.course.progress(verdict) if self.course and verdict else None

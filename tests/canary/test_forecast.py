@@ -11,14 +11,14 @@ from nxpipe.pipeline.canary.explanation import totals_after
 from nxpipe.pipeline.canary.judge import Decision, Judgement, Moment, judge
 from nxpipe.pipeline.canary.metrics import Arm, Batch, PairCounts
 from nxpipe.pipeline.canary.plan import CanaryPlan, ShadowPhase
-from nxpipe.pipeline.rollout.forecast import Progress, TimeLeft, progress_of
+from nxpipe.pipeline.rollout.forecast import StepProgress, TimeLeft, progress_of
 from nxpipe.pipeline.rollout.simulate import TrafficModel, foreseen
 from tests.canary.samples import PLAN, errors_alone, plan_with
 
 
 def progress(
     batches: list[Batch], rpm: float, plan: CanaryPlan = PLAN, decision: Decision | None = None
-) -> tuple[Progress, Judgement]:
+) -> tuple[StepProgress, Judgement]:
     judged = judge(plan, Evidence(), batches, Moment(0, 0, len(batches)))
     verdict = judged.verdict if decision is None else replace(judged.verdict, decision=decision)
     totals = totals_after((), Evidence(), judged.evidence, batches)
