@@ -37,7 +37,7 @@ def is_sooner(one: int | None, other: int | None) -> bool:
 
 
 @given(counts=COUNTS, rpm=st.floats(10, 3000), factor=st.floats(1, 20))
-@settings(max_examples=40)
+@settings(max_examples=12)
 def test_more_requests_a_minute_never_bring_a_decision_later(
     counts: list[tuple[int, int]], rpm: float, factor: float
 ) -> None:
@@ -51,7 +51,7 @@ def test_more_requests_a_minute_never_bring_a_decision_later(
 
 
 @given(counts=COUNTS, rpm=st.floats(10, 3000))
-@settings(max_examples=40)
+@settings(max_examples=12)
 def test_a_range_ascends_and_ends_within_the_step_and_not_before_it_may(
     counts: list[tuple[int, int]], rpm: float
 ) -> None:

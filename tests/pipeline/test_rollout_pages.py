@@ -117,6 +117,7 @@ def test_the_watched_screen_is_this_page_at_every_width_and_fits_the_terminal(na
         )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_statistics_of_rollouts_are_these_pages_at_every_width(
     name: str, nxpipe: InProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -164,6 +165,7 @@ def test_the_counts_of_a_verdict_are_those_of_the_record() -> None:
     assert [int(number.replace(",", "")) for number in re.findall(r"[\d,]+", status.sentence)[2:6]] == counts
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "model"),
     [
@@ -190,8 +192,8 @@ def test_a_log_has_a_line_for_each_change_and_a_heartbeat(monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "stderr", stream)
     log = StatusLog(Console(), lambda: now[0])
     record = sample("promoted")
-    for evaluations in range(1, len(record)):
-        now[0] += 60
+    for evaluations in range(1, len(record), 2):
+        now[0] += 120
         log.show(status_at(record, evaluations))
     lines = stream.getvalue().splitlines()
     changes = [line.partition(", minute")[0] for line in lines]
@@ -231,6 +233,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.sample(4)
 def test_ctrl_c_leaves_the_watched_screen_as_it_was_and_says_how_to_come_back() -> None:
     master, slave = pty.openpty()
     ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
