@@ -326,7 +326,7 @@ def _end(fleet: Fleet, record: Record, resources: MachineResources) -> States:
             call("s3", "putObject", stored, then="Tell"), {ALL_ERRORS[0]: "Tell"}, into="$.unkept"
         ),
         "Tell": with_catch(
-            _notify(resources, "has ended", "States.JsonToString($.why)", then=told),
+            _notify(resources, "has ended", "States.Format('{}: {}', $.why.Error, $.why.Cause)", then=told),
             {ALL_ERRORS[0]: told},
             into="$.untold",
         ),
