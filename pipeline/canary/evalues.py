@@ -56,12 +56,17 @@ def worse(plan: CanaryPlan, steps: Sequence[StepEvidence], metric: int, ratio: f
     One bet runs since the first minute and one since the start of each later step. Stakes of steps that have not begun
     are idle capital, which keeps the sum an e-value at every moment.
     """
+    idle = math.fsum(stakes_by_step(len(plan.phases))[len(steps) :])  # stakes of later steps
+    return log_sum([_log(idle), *worse_by_step(plan, steps, metric, ratio)])
+
+
+def worse_by_step(plan: CanaryPlan, steps: Sequence[StepEvidence], metric: int, ratio: float) -> list[float]:
+    """The parts of `worse`: the log capital of the bet that runs since the start of each step."""
     bets, null = bets_above(plan.ratios, ratio), plan.ratios.index(ratio)
     stakes = stakes_by_step(len(plan.phases))
-    logs = [_log(math.fsum(stakes[len(steps) :]))]  # stakes of later steps
-    for stake, curve in zip(stakes, _since_each(steps, metric), strict=False):
-        logs.append(_log(stake) + _bet(bets, curve, null))
-    return log_sum(logs)
+    return [
+        _log(stake) + _bet(bets, curve, null) for stake, curve in zip(stakes, _since_each(steps, metric), strict=False)
+    ]
 
 
 def better(plan: CanaryPlan, steps: Sequence[StepEvidence], metric: int, ratio: float) -> float:

@@ -15,7 +15,17 @@ from nxpipe.pipeline.canary.constants import EVALUATIONS_PER_EXECUTION, WARMUP_M
 from nxpipe.pipeline.canary.documents import CanaryError, canonical_json, digest_of
 from nxpipe.pipeline.canary.evalues import FullTrafficTest
 from nxpipe.pipeline.canary.evidence import Evidence
-from nxpipe.pipeline.canary.judge import Decision, Judgement, Moment, Verdict, explain, judge
+from nxpipe.pipeline.canary.explanation import (
+    PhaseTotals,
+    counts_sentence,
+    evidence_shares,
+    explain,
+    full_traffic_sentence,
+    place_of,
+    totals_after,
+    verdict_sentence,
+)
+from nxpipe.pipeline.canary.judge import Decision, Judgement, Moment, Verdict, judge
 from nxpipe.pipeline.canary.metrics import (
     ROLLOUT,
     Batch,
@@ -72,6 +82,7 @@ class RolloutState:
     asked: int | None = None  # minute in which people were notified that a decision is needed
     previous: str | None = None  # the digest of the last record
     pairs: Mapping[str, str] = field(default_factory=dict)  # CloudWatch dimensions of mirrored pairs, if there are any
+    totals: tuple[PhaseTotals, ...] = ()  # counts of each phase, for the words of verdicts alone
 
     @property
     def over(self) -> bool:
@@ -124,7 +135,8 @@ class RolloutState:
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         encoded = {"plan": self.plan.as_json(), "pace": vars(self.pace), "evidence": self.evidence.as_json()}
         opened = [requests.as_json() for requests in self.opened]
-        counted = {"alone": vars(self.alone), "opened": opened, "limits": vars(self.limits)}
+        totals = [phase.as_json() for phase in self.totals]
+        counted = {"alone": vars(self.alone), "opened": opened, "limits": vars(self.limits), "totals": totals}
         return canonical_json(fields | encoded | counted)
 
     @staticmethod
@@ -133,9 +145,10 @@ class RolloutState:
         plan, pace = CanaryPlan.from_json(fields.pop("plan")), Schedule.from_json(fields.pop("pace"))
         evidence, alarms = Evidence.from_json(fields.pop("evidence")), tuple(fields.pop("alarms"))
         alone = FullTrafficTest(**fields.pop("alone"))
-        # The text of an earlier version has neither `opened` nor `limits`.
+        # The text of an earlier version has none of `opened`, `limits` and `totals`.
         canary, stable = map(UnansweredRequests.from_json, fields.pop("opened", ([], [])))
         limits = ResponseLimits(**fields.pop("limits", {}))
+        totals = tuple(map(PhaseTotals.from_json, fields.pop("totals", ())))
         return RolloutState(
             plan=plan,
             pace=pace,
@@ -144,6 +157,7 @@ class RolloutState:
             alarms=alarms,
             opened=(canary, stable),
             limits=limits,
+            totals=totals,
             **fields,
         )
 
@@ -321,7 +335,8 @@ def evaluate(state: RolloutState, observed: Mapping[str, Any]) -> Evaluation:
         state = replace(state, alone=state.alone + (batch for batch in taken if batch.minute >= state.begun))
     else:
         judged = judge(state.plan, state.evidence, taken, state.moment(at))
-        state = replace(state, evidence=judged.evidence)
+        totals = totals_after(state.totals, state.evidence, judged.evidence, taken)
+        state = replace(state, evidence=judged.evidence, totals=totals)
     state = replace(
         state,
         due=minutes.stop if minutes else state.due,
@@ -347,51 +362,72 @@ def _signal(record: Mapping[str, Any]) -> Signal | None:
 def _action(
     state: RolloutState, verdict: Verdict | None, active: list[str], signal: Signal | None, minute: int
 ) -> tuple[Action, str]:
-    """The next action and its reason. Reasons are part of decision records: their texts are fixed."""
+    """The next action and its reason. The first line of a reason is a sentence that people are notified of."""
     if signal is Signal.ABORT:
-        return Action.ROLL_BACK, "a person ended it"
+        return Action.ROLL_BACK, f"Aborted {_place(state, verdict, minute)} by an operator{_counts(state, verdict)}."
     if active:
-        return Action.ROLL_BACK, f"the alarm {active[0]} sounds"
+        place, counts = _place(state, verdict, minute), _counts(state, verdict)
+        return Action.ROLL_BACK, f"Rolled back {place}: alarm {active[0]} is active{counts}."
     action, reason = (
         _action_at_full_traffic(state, minute)
         if verdict is None
         else _action_of_verdict(state, verdict, signal, minute)
     )
     if action is Action.ADVANCE and signal is Signal.PAUSE:
-        action, reason = Action.CONTINUE, "it could go on, but a person has paused it"
+        place = _place(state, verdict, minute)
+        action, reason = Action.CONTINUE, f"Paused {place} by an operator: the evidence to advance is complete."
     if action is Action.CONTINUE and state.looks_here >= EVALUATIONS_PER_EXECUTION:
         action = Action.WATCH
     return action, reason
 
 
+def _place(state: RolloutState, verdict: Verdict | None, minute: int) -> str:
+    if verdict is None:
+        return f"at full traffic after {max(0, minute - state.begun):,} min"
+    return f"{place_of(state.plan, verdict.step)} after {verdict.minutes:,} min"
+
+
+def _counts(state: RolloutState, verdict: Verdict | None) -> str:
+    """The counts at the end of a sentence; at full traffic there is nothing to compare with."""
+    if verdict is None:
+        return f"; {state.alone.errors:,} of {state.alone.requests:,} requests failed"
+    return f"; {counts_sentence(state.plan, state.evidence, state.totals, verdict.step)}"
+
+
 def _action_at_full_traffic(state: RolloutState, minute: int) -> tuple[Action, str]:
-    alone, elapsed = state.alone, minute - state.begun
-    if alone.fails(state.plan):
-        failed = f"{alone.errors} of {alone.requests} requests failed since it serves alone"
-        return (
-            Action.ROLL_BACK,
-            f"the new version fails more than {state.plan.objective:.3g} of its requests: {failed}",
-        )
-    if elapsed >= state.pace.final and not state.unheard:
-        return Action.ADVANCE, f"all traffic has gone well for {elapsed} minutes"
-    return Action.CONTINUE, f"all traffic goes to the new version, for {max(0, elapsed)} of {state.pace.final} minutes"
+    elapsed, final = minute - state.begun, state.pace.final
+    reason = full_traffic_sentence(state.plan, state.alone, elapsed, final)
+    if state.alone.fails(state.plan):
+        return Action.ROLL_BACK, reason
+    if elapsed >= final and state.unheard:
+        return Action.CONTINUE, f"At full traffic {_until_heard(state)}."
+    return Action.ADVANCE if elapsed >= final else Action.CONTINUE, reason
+
+
+def _until_heard(state: RolloutState) -> str:
+    minutes = f"{state.unheard} more {'minute' if state.unheard == 1 else 'minutes'}"
+    return f"all requests count as good, but some may hang: {minutes} must be read"
 
 
 def _action_of_verdict(state: RolloutState, verdict: Verdict, signal: Signal | None, minute: int) -> tuple[Action, str]:
+    plan, evidence, totals = state.plan, state.evidence, state.totals
     actions = {Decision.ROLL_BACK: Action.ROLL_BACK, Decision.ADVANCE: Action.ADVANCE}
+    place = _place(state, verdict, minute)
     if verdict.decision is Decision.ADVANCE and state.unheard:
-        return Action.CONTINUE, f"it could go on, but requests may hang: {state.unheard} more minutes must be read"
+        return Action.CONTINUE, f"Not decided yet {place}: {_until_heard(state)}."
     if action := actions.get(verdict.decision):
-        return action, explain(state.plan, state.evidence, verdict)
+        return action, explain(plan, evidence, totals, verdict)
     if verdict.decision is not Decision.UNDECIDED:
-        return Action.CONTINUE, f"{verdict.decision.value}, after {verdict.minutes} minutes"
+        return Action.CONTINUE, verdict_sentence(plan, evidence, totals, verdict)
     if signal is Signal.APPROVE:
-        return Action.ADVANCE, "undecided, and a person approved it"
+        return Action.ADVANCE, f"Advanced {place} by an operator, undecided{_counts(state, verdict)}."
     if state.asked is None:
-        return Action.ASK, f"Approve it, or abort it: {explain(state.plan, state.evidence, verdict)}"
+        sentence, figures = explain(plan, evidence, totals, verdict).split("\n", 1)
+        return Action.ASK, f"{sentence} Approve or abort the rollout.\n{figures}"
     if minute - state.asked >= state.pace.patience:
-        return Action.ROLL_BACK, f"undecided, and nobody answered for {minute - state.asked} minutes"
-    return Action.CONTINUE, "undecided: a person is awaited"
+        waited = f"undecided, and no operator answered for {minute - state.asked:,} min"
+        return Action.ROLL_BACK, f"Rolled back {place}: {waited}; {evidence_shares(plan, verdict)}."
+    return Action.CONTINUE, f"{verdict_sentence(plan, evidence, totals, verdict)} An operator must decide."
 
 
 def handle(event: Mapping[str, Any], _context: object) -> dict[str, Any]:

@@ -4,8 +4,8 @@ randomness.
 Each minute counts once, for the step in which it lies, whenever it arrives. So CloudWatch may be late, an evaluation
 may be repeated, and a replay of the record gives the same verdict.
 
-Texts of reasons and of minutes that were set aside are part of decision records, whose digests form a chain: changing
-one makes replays of earlier records fail.
+Texts of minutes that were set aside are part of verdicts, which a replay compares: changing one makes replays of
+earlier records fail. `explanation.py` words verdicts for people.
 """
 
 import math
@@ -16,10 +16,10 @@ from typing import Any
 
 from nxpipe.pipeline.canary.constants import INCIDENT, MAX_UNTIMED, SUSPICION
 from nxpipe.pipeline.canary.documents import EvidenceInvalid
-from nxpipe.pipeline.canary.evalues import all_metrics, better, interval, within_objective, worse
+from nxpipe.pipeline.canary.evalues import all_metrics, better, within_objective, worse
 from nxpipe.pipeline.canary.evidence import Evidence, StepEvidence, empty_step, evidence_of_minute
 from nxpipe.pipeline.canary.likelihood import log_sum
-from nxpipe.pipeline.canary.metrics import ERRORS, METRICS, Arm, Batch, Minutes, fault
+from nxpipe.pipeline.canary.metrics import METRICS, Arm, Batch, Minutes, fault
 from nxpipe.pipeline.canary.plan import CanaryPlan
 
 
@@ -191,68 +191,3 @@ def _with(plan: CanaryPlan, step: StepEvidence, batch: Batch) -> StepEvidence:
     arm = batch.canary
     untimed = int(arm.requests - arm.errors - arm.timed) if arm.slower else 0
     return step + StepEvidence(step.begun, evidence_of_minute(plan, batch), int(arm.requests), int(arm.errors), untimed)
-
-
-def explain(plan: CanaryPlan, evidence: Evidence, verdict: Verdict) -> str:
-    """The verdict as text: decision, evidence for and against, and the confidence sequence of each metric."""
-    lines = [_sentence(plan, verdict), *_metrics(plan, evidence, verdict)]
-    step = evidence.steps[-1]
-    if plan.is_shadow(verdict.step) and not step.requests:
-        lines.append("No pair was recorded: the stable instances mirror no requests, or their agents publish no pairs.")
-    if not is_timed(step):
-        known = step.requests - step.errors - step.untimed
-        lines.append(f"No latency is known of {step.untimed} of {step.untimed + known} requests: so it cannot go on.")
-    if verdict.set_aside:
-        lines.append(f"Put aside: {'; '.join(verdict.set_aside)}.")
-    return "\n".join(lines)
-
-
-def _sentence(plan: CanaryPlan, verdict: Verdict) -> str:
-    step = plan.phases[verdict.step]
-    where = f"{phase_title(plan, verdict.step)}, minute {verdict.minutes}"
-    against = f"evidence against the canary is {odds(verdict.worse)}, and {1 / plan.alpha:g} to 1 sends it back"
-    goal = f"an odds ratio below {step.tolerates:g} or an error rate below {plan.objective:.3g}"
-    in_favour = f"evidence for {goal} is {odds(verdict.better)}, and {1 / plan.beta:g} to 1 is asked"
-    sentences = {
-        Decision.CONTINUE: f"not known yet: {in_favour}; {against}",
-        Decision.FROZEN: f"the stable version is itself beyond its objective, so the step stands still: {against}",
-        Decision.ADVANCE: f"good enough: {in_favour}; {against}",
-        Decision.ROLL_BACK: f"worse than the stable version: {against}",
-        Decision.UNDECIDED: f"not known, and the step's time is over: {in_favour}; {against}",
-    }
-    return f"{verdict.decision.value} ({where}): {sentences[verdict.decision]}."
-
-
-def phase_title(plan: CanaryPlan, phase: int) -> str:
-    """The name of a phase, such as "step 1 of 4, 5 % of traffic"; the shadow phase is no step."""
-    if plan.shadow is not None and phase == 0:
-        return f"shadow, {plan.shadow.percent:g} % of requests mirrored"
-    number = phase + 1 - (plan.shadow is not None)
-    return f"step {number} of {len(plan.steps)}, {plan.phases[phase].weight} % of traffic"
-
-
-def _metrics(plan: CanaryPlan, evidence: Evidence, verdict: Verdict) -> list[str]:
-    lines = []
-    for metric, name in enumerate(METRICS):
-        low, high = interval(plan, evidence.steps, metric)
-        label = "errors" if name == ERRORS else _slower(plan, metric, name)
-        lines.append(f"  {label}: odds ratio {_between(low, high)}; evidence {odds(verdict.worse_by_metric[metric])}")
-    return lines
-
-
-def _slower(plan: CanaryPlan, metric: int, name: str) -> str:
-    frozen = f", {plan.latencies[metric - 1] * 1000:.4g} ms" if plan.latencies else ""
-    return f"slower than {name}{frozen}"
-
-
-def _between(low: float, high: float) -> str:
-    if high == math.inf:
-        return f"above {low:g}" if low else "unknown"
-    return f"from {low:g} to {high:g}" if low else f"below {high:g}"
-
-
-def odds(nats: float) -> str:
-    """An e-value as odds."""
-    if nats > math.log(1e6):
-        return f"10^{nats / math.log(10):.0f} to 1"
-    return f"{math.exp(nats):.3g} to 1"

@@ -4,19 +4,19 @@ The channel moves only after the state machine has promoted, by whichever comman
 --wait`, `rollout status --wait`, or the next start. Until then the channels of both environments keep instances right.
 """
 
-import math
 import shutil
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, Protocol
 
 from nxpipe.pipeline.rollout.context import RolloutContext
-from nxpipe.pipeline.rollout.render import status_line, status_page
+from nxpipe.pipeline.rollout.render import state_of, status_line, status_page, watch_frame
 from nxpipe.pipeline.rollout.status import RolloutEnd, Status
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import AwsError
-from nxpipe.pipeline.util.text import unstyled
+from nxpipe.pipeline.util.text import page_width, style
 
 _CODES: Final = {
     RolloutEnd.PROMOTED: exit_codes.OK,
@@ -33,7 +33,7 @@ def finish(console: Console, context: RolloutContext, status: Status) -> int:
     if console.json:
         console.data(status.as_json())
     else:
-        console.page(status_page(status))
+        console.page(status_page(status, page_width()))
         if moved:
             console.say(f"Channel {context.fleet.channel} now serves {moved}.")
         if status.undecided:
@@ -85,26 +85,26 @@ _INTERVAL: Final = 5.0  # seconds between reads
 _MAX_FAILURES: Final = 60  # consecutive failed reads: a network may fail and recover in hours of a rollout
 
 
-def follow(console: Console, fleet: str, read_status: Callable[[], Status]) -> Status:
-    """The final status. Ctrl-C ends the display, not the rollout."""
-    shown = _Display(console)
+def follow(console: Console, fleet: str, read_status: Callable[[], Status], *, option: str = "--wait") -> Status:
+    """The final status; with `--watch` an undecided step is no end. Ctrl-C ends the display, not the rollout."""
     failed = 0
     try:
-        while True:
-            try:
-                status, failed = read_status(), 0
-            except AwsError as error:
-                failed += 1
-                if failed > _MAX_FAILURES:
-                    raise
-                shown.say(f"{error}; retrying")
-            else:
-                shown.show(status)
-                if status.over or status.undecided:
-                    return status
-            time.sleep(_pause(status if not failed else None))
+        with _display(console) as shown:
+            while True:
+                try:
+                    status, failed = read_status(), 0
+                except AwsError as error:
+                    failed += 1
+                    if failed > _MAX_FAILURES:
+                        raise
+                    shown.problem(f"{error}; retrying")
+                else:
+                    shown.show(status)
+                    if status.over or (status.undecided and option == "--wait"):
+                        return status
+                time.sleep(_pause(status if not failed else None))
     except KeyboardInterrupt:
-        console.say("", f"The rollout continues; follow it with: nxpipe rollout status {fleet} --wait")
+        console.say("", f"The rollout continues; follow it with: nxpipe rollout status {fleet} {option}")
         raise
 
 
@@ -114,35 +114,56 @@ def _pause(status: Status | None) -> float:
     return min(_INTERVAL, rollout.pace.poll / 2) if rollout else _INTERVAL
 
 
-class _Display:
-    """On a terminal the status replaces the previous one; elsewhere a line is printed when it changes."""
+class _Display(Protocol):
+    def show(self, status: Status) -> None: ...
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live = console.live
-        self._rows = 0
-        self._last = ""
+    def problem(self, text: str) -> None: ...
+
+
+@contextmanager
+def _display(console: Console) -> Iterator[_Display]:
+    """One changing screen on a terminal; elsewhere lines."""
+    if not console.live:
+        yield StatusLog(console)
+        return
+    with console.screen() as draw:
+        yield _Screen(draw)
+
+
+class _Screen:
+    def __init__(self, draw: Callable[[Sequence[str]], None]) -> None:
+        self._draw = draw
+        self._status: Status | None = None
 
     def show(self, status: Status) -> None:
-        if self._live:
-            text = status_page(status)
-            self._erase()
-            self._console.say(*text.split("\n"))
-            self._rows = _rows(text)
-        elif (line := status_line(status)) != self._last:
-            self._console.say(line)
-            self._last = line
+        self._status = status
+        self._draw(watch_frame(status, *shutil.get_terminal_size()))
 
-    def say(self, text: str) -> None:
-        self._rows = 0
+    def problem(self, text: str) -> None:
+        size = shutil.get_terminal_size()
+        frame = watch_frame(self._status, *size) if self._status else []
+        self._draw([*frame[: max(0, size.lines - 2)], style(text[: size.columns - 1], fg="yellow")])
+
+
+# Shorter than the ten minutes after which some CI services end a job without output.
+HEARTBEAT: Final = 300.0  # seconds
+
+
+class StatusLog:
+    """A line when the traffic, the phase or the kind of verdict has changed, and one now and then that says how far the
+    evidence is."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._last: tuple[object, ...] | None = None
+        self._at = clock()
+
+    def show(self, status: Status) -> None:
+        state, now = state_of(status), self._clock()
+        if state != self._last or now - self._at >= HEARTBEAT:
+            self._console.say(status_line(status))
+            self._last, self._at = state, now
+
+    def problem(self, text: str) -> None:
         self._console.say(text)
-
-    def _erase(self) -> None:
-        if self._rows:
-            self._console.clear_rows(self._rows)
-
-
-def _rows(text: str) -> int:
-    """The number of terminal rows: long lines wrap."""
-    columns = shutil.get_terminal_size().columns
-    return sum(max(1, math.ceil(len(unstyled(line)) / columns)) for line in text.split("\n"))

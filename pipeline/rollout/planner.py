@@ -255,7 +255,7 @@ def alternative(plan: CanaryPlan, service: Service, fault: Defect) -> Alternativ
 def against(plan: CanaryPlan, service: Service, fault: Defect, number: int, share: int) -> list[Growth]:
     """The bets that win if the defect begins with this step."""
     bets = []
-    needed = math.log(1 / plan.alpha) - math.log(stakes_by_step(len(plan.steps))[number])
+    needed = math.log(1 / plan.alpha) - math.log(_stake(plan, number))
     for metric, (new, old) in enumerate(_bad_chances(service, fault)):
         canary, stable = service.arms(share, new, old)
         if new <= old or plan.bursts[metric]:
@@ -264,6 +264,11 @@ def against(plan: CanaryPlan, service: Service, fault: Defect, number: int, shar
             threshold = needed - math.log(METRIC_STAKES[metric]) - bet
             bets.append(ratio_growth(canary, stable, plan.ratios[at], plan.margin, threshold))
     return pooled_growth(bets)
+
+
+def _stake(plan: CanaryPlan, number: int) -> float:
+    """The stake of the bets that begin with a step; a shadow phase before the first one has a stake of its own."""
+    return stakes_by_step(len(plan.phases))[number + (plan.shadow is not None)]
 
 
 def _bad_chances(service: Service, fault: Defect) -> Sequence[tuple[float, float]]:
@@ -326,49 +331,91 @@ def _detectable(plan: CanaryPlan, service: Service, number: int) -> float | None
     return rates[at] if at < len(rates) else None
 
 
-def _seen_in_shadow(plan: CanaryPlan, service: Service, fault: Defect, percent: float) -> bool:
+def shadow_prospect(plan: CanaryPlan, service: Service) -> StepProspect | None:
+    """The prospects of the plan's shadow phase, in which a healthy version answers alike; no user sees a failure."""
+    phase = plan.shadow
+    if phase is None:
+        return None
+    pairs = 60 * service.rps * phase.percent / 100
+    needed = math.log(1 / plan.beta) + math.log(2)
+    healthy = [
+        objective_growth(Rate(pairs, service.base_error), plan.objective, fraction, needed - math.log(stake))
+        for fraction, stake in OBJECTIVE_STAKES
+    ]
+    tolerated, alone = plan.steps[-1].tolerates, pairs * service.base_error * (1 - service.base_error)
+    healthy += [
+        paired_growth(alone, alone, plan.ratios[at], tolerated, needed - bet)
+        for at, bet in bets_below(plan.ratios, tolerated)
+    ]
+    healthy = pooled_growth(healthy)
+    advances = minutes_until(healthy)
+    faults = []
+    for fault in defects_of(service):
+        bets = [] if fault.slowness != UNCHANGED_LATENCY else _shadow_bets(plan, service, fault, phase.percent)
+        median = minutes_until(bets) if bets else None
+        faults.append(Prospect(fault, best_chance(bets, phase.bake_max), median, 0.0))
+    undecided = 1 - best_chance(healthy, phase.bake_max)
+    return StepProspect(0, advances and max(advances, phase.bake_min), undecided, tuple(faults), None)
+
+
+def _shadow_bets(plan: CanaryPlan, service: Service, fault: Defect, percent: float) -> list[Growth]:
     pairs, new, old = 60 * service.rps * percent / 100, fault.error, service.base_error
-    needed = math.log(1 / plan.alpha) - math.log(stakes_by_step(len(plan.steps))[0] * METRIC_STAKES[0])
+    stake = stakes_by_step(len(plan.phases))[0] if plan.shadow else stakes_by_step(1 + len(plan.steps))[0]
+    needed = math.log(1 / plan.alpha) - math.log(stake * METRIC_STAKES[0])
     bets = [
         paired_growth(pairs * new * (1 - old), pairs * old * (1 - new), plan.ratios[at], plan.margin, needed - bet)
         for at, bet in bets_above(plan.ratios, plan.margin)
     ]
-    return best_chance(pooled_growth(bets), plan.bake_max) >= POWER
+    return pooled_growth(bets)
 
 
-def advice(plan: CanaryPlan, service: Service, prospects: Sequence[StepProspect]) -> tuple[str, ...]:
-    """Defects that the first step does not detect, and changes that would."""
-    first = prospects[0]
-    missed = [prospect for prospect in first.faults if prospect.chance < POWER]
-    advices = [_instead(plan, service, prospect) for prospect in missed]
+def _seen_in_shadow(plan: CanaryPlan, service: Service, fault: Defect, percent: float) -> bool:
+    return best_chance(_shadow_bets(plan, service, fault, percent), plan.bake_max) >= POWER
+
+
+def advice(
+    plan: CanaryPlan, service: Service, prospects: Sequence[StepProspect], *, mirrors: bool = True
+) -> tuple[str, ...]:
+    """Defects that neither the shadow phase nor the first step detects, and changes that would. `mirrors`: a fleet's
+    server can copy requests, so that a shadow phase is possible."""
+    first, shadow = prospects[0], shadow_prospect(plan, service)
+    seen = {found.fault.name for found in shadow.faults if found.chance >= POWER} if shadow else set()
+    missed = [prospect for prospect in first.faults if prospect.chance < POWER and prospect.fault.name not in seen]
+    advices = [_instead(plan, service, prospect, mirrors) for prospect in missed]
     slow = [step.share for step in prospects if step.undecided > 1 - POWER]
     if slow:
         shares = " and ".join(f"{share} %" for share in slow)
         advices.append(
-            f"At {shares}, more than {1 - POWER:.0%} of healthy versions end undecided: raise bake_max, or raise "
-            "max_error_rate further above the baseline's error rate."
+            f"At {shares}, more than {percent(1 - POWER)} of healthy versions end undecided: raise bake_max, or raise "
+            "max_error_rate further above the error rate of the stable version."
         )
     return tuple(advices)
 
 
-def _instead(plan: CanaryPlan, service: Service, missed: Prospect) -> str:
+def _instead(plan: CanaryPlan, service: Service, missed: Prospect, mirrors: bool) -> str:
     fault, other = missed.fault, alternative(plan, service, missed.fault)
+    present = plan.shadow.percent if plan.shadow else 0.0
+    more = other.shadow if other.shadow and other.shadow > present else None
+    limit = _duration(plan.bake_max)
     ways = [
-        other.shadow and f"shadow {other.shadow:g} % of requests before the first step",
-        other.share and f"start with a step of {other.share} %",
-        other.bake and f"bake the first step for {_duration(other.bake)}",
+        mirrors and more and f"mirror {more:g} % of requests in a shadow phase of up to {limit} ([rollout.shadow])",
+        other.share and f"begin with a step of {other.share} %",
+        other.bake and f"allow the first step {_duration(other.bake)} (bake_max)",
     ]
     ways = [way for way in ways if way]
     how = (
-        f"To detect it in {POWER:.0%}: {', or '.join(map(str, ways))}."
-        if ways
-        else "No share or shadow would detect it."
+        f"To find it in {percent(POWER)}: {', or '.join(map(str, ways))}." if ways else "No larger first step finds it."
     )
-    error = f" ({service.base_error:.2%} to {fault.error:.2%})" if fault.error != service.base_error else ""
+    error = f" ({percent(service.base_error)} to {percent(fault.error)})" if fault.error != service.base_error else ""
     return (
-        f"{fault.name}{error} is undetectable at {plan.steps[0].weight} % within {_duration(plan.bake_max)}: "
-        f"detected in {missed.chance:.0%} of rollouts. {how}"
+        f"{fault.name}{error}: found in only {percent(missed.chance)} of rollouts at {plan.steps[0].weight} % within "
+        f"{limit}. {how}"
     )
+
+
+def percent(part: float) -> str:
+    """A share or rate for people: whole percents from 10 % on."""
+    return f"{100 * part:.0f} %" if part >= 0.1 or not part else f"{100 * part:.2g} %"
 
 
 def _duration(minutes: float) -> str:

@@ -16,12 +16,16 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
+from nxpipe.pipeline.canary.documents import canonical_json
 from nxpipe.pipeline.canary.evidence import Evidence
-from nxpipe.pipeline.canary.judge import Decision, Moment, judge
+from nxpipe.pipeline.canary.explanation import PhaseTotals, totals_after
+from nxpipe.pipeline.canary.handler import Action, RolloutState, begin_step, record_evaluation
+from nxpipe.pipeline.canary.judge import Decision, Judgement, Moment, judge
 from nxpipe.pipeline.canary.likelihood import Tallies, fitted_tau
 from nxpipe.pipeline.canary.metrics import (
     LATENCIES,
     METRICS,
+    PAIR_METRICS,
     Arm,
     Batch,
     PairCounts,
@@ -29,8 +33,9 @@ from nxpipe.pipeline.canary.metrics import (
     batches,
     start_of,
 )
-from nxpipe.pipeline.canary.plan import CanaryPlan
-from nxpipe.pipeline.rollout.planner import UNCHANGED_LATENCY, Slowness
+from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule
+from nxpipe.pipeline.rollout.forecast import StepProgress, progress_of
+from nxpipe.pipeline.rollout.planner import LOG_THRESHOLDS, UNCHANGED_LATENCY, Slowness
 
 Scenario: TypeAlias = Literal["steady", "incident", "bursty", "late"]
 
@@ -80,6 +85,12 @@ class SimulatedTraffic:
 
     def minutes(self, first: int, share: int) -> Iterator[Batch]:
         """An endless series of minutes from `first` on, with this percentage of traffic at the canary."""
+        for minutes, results in self.results(first, share):
+            taken, self._opened = batches(results, minutes, _THRESHOLDS, _PERIOD, self._opened)
+            yield from taken
+
+    def results(self, first: int, share: int) -> Iterator[tuple[range, list[dict[str, Any]]]]:
+        """The same minutes in blocks, as CloudWatch would report them."""
         fails = self._world.scenario != "late" or share >= _LATE
         for begin in itertools.count(first, _BLOCK):
             minutes = range(begin, begin + _BLOCK)
@@ -96,9 +107,10 @@ class SimulatedTraffic:
             }
             series["balancer_502"] = unanswered
             times = [start_of(minute, _PERIOD) for minute in minutes]
-            results = [{"Id": name, "Timestamps": times, "Values": counts.tolist()} for name, counts in series.items()]
-            taken, self._opened = batches(results, minutes, _THRESHOLDS, _PERIOD, self._opened)
-            yield from taken
+            yield (
+                minutes,
+                [{"Id": name, "Timestamps": times, "Values": counts.tolist()} for name, counts in series.items()],
+            )
 
     def mirrored(self, first: int, percent: float) -> Iterator[Batch]:
         """An endless series of minutes in which this percentage of requests is mirrored to the canary."""
@@ -274,15 +286,122 @@ def _some(plan: CanaryPlan, world: TrafficModel, seed: np.random.SeedSequence, c
 
 
 def roll_out(plan: CanaryPlan, traffic: SimulatedTraffic) -> SimulatedRollout:
-    evidence, minute, decision = Evidence(), 0, Decision.CONTINUE
+    for at, _, judged in judgements(plan, traffic):
+        last = (judged.verdict.decision, at)
+    return SimulatedRollout(last[0], last[1].step, last[1].minute, plan.bursts[0])
+
+
+def judgements(plan: CanaryPlan, traffic: SimulatedTraffic) -> Iterator[tuple[Moment, Batch, Judgement]]:
+    """The judgement of every minute of a rollout, to its end; the last one of a phase that advances is `advance`."""
+    evidence, minute = Evidence(), 0
     for number in range(len(plan.phases)):
-        begun = minute
+        begun, decision = minute, Decision.CONTINUE
         for batch in traffic.phase(plan, number, begun):
             minute = batch.minute + 1
-            judged = judge(plan, evidence, [batch], Moment(number, begun, minute))
+            at = Moment(number, begun, minute)
+            judged = judge(plan, evidence, [batch], at)
             evidence, decision = judged.evidence, judged.verdict.decision
+            yield at, batch, judged
             if decision not in (Decision.CONTINUE, Decision.FROZEN):
                 break
         if decision is not Decision.ADVANCE:
+            return
+
+
+def foreseen(plan: CanaryPlan, world: TrafficModel, seed: int) -> Iterator[tuple[StepProgress, Decision, int]]:
+    """The progress in each minute of a rollout, with the end of its phase and the minutes that remained until then."""
+    traffic = SimulatedTraffic(world, np.random.default_rng(seed))
+    evidence, totals = Evidence(), tuple[PhaseTotals, ...]()
+    phase: list[tuple[StepProgress, int]] = []
+    for at, batch, judged in judgements(plan, traffic):
+        totals = totals_after(totals, evidence, judged.evidence, [batch])
+        evidence, decision = judged.evidence, judged.verdict.decision
+        if decision in (Decision.CONTINUE, Decision.FROZEN):
+            phase.append((progress_of(plan, evidence, totals, judged.verdict, 60 * world.rps), at.minute))
+            continue
+        yield from ((progress, decision, at.minute - minute) for progress, minute in phase)
+        phase.clear()
+
+
+MEDIAN: Final = 0.04  # seconds; the stable version's latency in a recorded rollout
+_FIRST: Final = 29_716_560  # the minute 2026-07-02T12:00Z
+_QUIET: Final[dict[str, list[str]]] = {
+    name: [] for name in ("metric_names", "metric_states", "composite_names", "composite_states")
+}
+
+
+def record_rollout(plan: CanaryPlan, world: TrafficModel, seed: int) -> list[str]:
+    """The record of one rollout, line by line: the plan, and each evaluation by the function that judges on AWS.
+
+    CloudWatch's delay, the warm-up of a step and full traffic are part of it. It ends undecided when an operator would
+    be notified.
+    """
+    plan = replace(plan, latencies=tuple(MEDIAN * math.exp(log) for log in LOG_THRESHOLDS))
+    course = _RecordedCourse(SimulatedTraffic(world, np.random.default_rng(seed)), plan)
+    state = RolloutState(f"simulated-{seed}", plan, Schedule(), "app/simulated", "canary", "stable", ())
+    lines, carried, verdict = [canonical_json(plan.as_json())], state.text(), Action.ADVANCE.value
+    for step in range(len(plan.phases) + 1):
+        if verdict != Action.ADVANCE:
             break
-    return SimulatedRollout(decision, number, minute, plan.bursts[0])
+        answer = begin_step({"carried": carried, "step": step, "at": course.now})
+        counts = course.phase(step)
+        while True:
+            next(counts)
+            seen = {"metrics": course.metrics(), "alarms": _QUIET, "record": {}, "at": course.now}
+            answer = record_evaluation({"carried": answer["carried"], **seen})
+            lines.append(answer["record"]["text"])
+            if answer["verdict"] not in (Action.CONTINUE, Action.WATCH):
+                break
+        carried, verdict = answer["carried"], answer["verdict"]
+    return lines
+
+
+class _RecordedCourse:
+    """The clock of a recorded rollout, and the counts of its last minutes."""
+
+    def __init__(self, traffic: SimulatedTraffic, plan: CanaryPlan) -> None:
+        self._traffic = traffic
+        self._plan = plan
+        self._minute = _FIRST
+        self._counts: dict[int, dict[str, float]] = {}
+
+    @property
+    def now(self) -> str:
+        """Some seconds after the minute's begin."""
+        return start_of(self._minute, _PERIOD).replace(":00Z", ":20Z")
+
+    def phase(self, step: int) -> Iterator[None]:
+        """A minute more with each item, with the weights of this step."""
+        for counts in self._minutes(step):
+            self._counts[self._minute] = counts
+            self._minute += 1
+            yield
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The results of the queries, for the last minutes."""
+        recent = range(self._minute - _BLOCK, self._minute)
+        names = sorted({name for minute in recent for name in self._counts.get(minute, {})})
+        return [
+            {
+                "Id": name,
+                "Timestamps": [start_of(minute, _PERIOD) for minute in recent if name in self._counts.get(minute, {})],
+                "Values": [self._counts[minute][name] for minute in recent if name in self._counts.get(minute, {})],
+            }
+            for name in names
+        ]
+
+    def _minutes(self, step: int) -> Iterator[dict[str, float]]:
+        if self._plan.shadow is not None and self._plan.is_shadow(step):
+            yield from map(_mirrored_counts, self._traffic.mirrored(self._minute, self._plan.shadow.percent))
+        weight = self._plan.phases[step].weight if step < len(self._plan.phases) else 100
+        for minutes, results in self._traffic.results(self._minute, weight):
+            for at in range(len(minutes)):
+                yield {result["Id"]: float(result["Values"][at]) for result in results}
+
+
+def _mirrored_counts(batch: Batch) -> dict[str, float]:
+    assert batch.pairs is not None
+    pairs = (batch.canary.requests, batch.canary.errors, batch.pairs.canary_alone[0], batch.pairs.stable_alone[0])
+    good = batch.stable.requests - batch.stable.errors
+    stable = {"stable_requests": batch.stable.requests, "stable_2xx": good, "stable_5xx": batch.stable.errors}
+    return {name: float(count) for name, count in (*zip(PAIR_METRICS, pairs, strict=True), *stable.items())}

@@ -27,7 +27,7 @@ from nxpipe.pipeline.rollout.aws import (
 from nxpipe.pipeline.rollout.context import FleetArtifacts, RolloutContext
 from nxpipe.pipeline.rollout.follow import move_fleet_channel
 from nxpipe.pipeline.rollout.input import RolloutCandidate, RolloutInput, plan_of, schedule_of
-from nxpipe.pipeline.rollout.planner import POWER, Service, prospects
+from nxpipe.pipeline.rollout.planner import POWER, Service, StepProspect, percent, prospects, shadow_prospect
 from nxpipe.pipeline.rollout.status import RolloutEnd, outcome_of
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import RolloutRefused
@@ -227,41 +227,53 @@ def _steps(plan: CanaryPlan, final: int) -> Iterator[str]:
     shares = ", ".join(f"{step.weight} %" for step in plan.steps)
     yield f"{shares} of traffic, each for {plan.bake_min} to {plan.bake_max} minutes; then 100 % for {final} minutes"
     yield (
-        f"rollback at odds of {1 / plan.alpha:g} to 1 that it is worse; next step at {1 / plan.beta:g} to 1 that it is "
-        f"not, or that its error rate is below {plan.objective:.3g}"
+        f"it goes back if it is worse than the stable version, with a confidence of {1 / plan.alpha:g}:1, or on an "
+        f"alarm; a step advances if fewer than {100 * plan.objective:g} % of its requests fail, or hardly more than of "
+        f"the stable version, with a confidence of {1 / plan.beta:g}:1"
     )
 
 
 def _latencies(known: BaselineHistory) -> Iterator[str]:
     if known.latencies:
-        frozen = ", ".join(
+        limits = ", ".join(
             f"{name} {seconds * 1000:.4g} ms" for name, seconds in zip(LATENCIES, known.latencies, strict=True)
         )
-        yield f"latency thresholds: {frozen}; frozen from {known.timed} requests"
+        yield f"latencies are compared at {limits}: those of {known.timed:,} requests to the stable version"
     else:
         yield (
-            f"latency is not judged: the baseline has {known.timed} timed requests; its p99 needs {MIN_TIMED_REQUESTS}"
+            f"latencies are not compared: the stable version has {known.timed:,} timed requests, and its p99 needs "
+            f"{MIN_TIMED_REQUESTS:,}"
         )
 
 
 def _prospects(plan: CanaryPlan, known: BaselineHistory, minute: int) -> Iterator[str]:
     """The planner's forecast for the current traffic. A minute of the plan may have less than sixty seconds."""
     if not known.rps:
-        yield "no forecast: the baseline had no traffic in the last hours"
+        yield "no forecast: the stable version had no traffic in the last hours"
         return
     # A baseline without errors still has an unknown rate: assume a hundredth of the objective, and print it.
     guess = max(known.error_rate, plan.objective / 100)
-    yield f"at {known.rps:.3g} requests a second with an error rate of {guess:.2g}:"
-    rps = known.rps * minute / 60
-    steps = prospects(plan, Service(rps, guess))
-    for step in steps:
+    yield f"expected at {known.rps:.3g} requests a second with an error rate of {percent(guess)}:"
+    service = Service(known.rps * minute / 60, guess)
+    shadow = shadow_prospect(plan, service)
+    steps = prospects(plan, service)
+    for step in [*([shadow] if shadow else []), *steps]:
+        name = f"{step.share} %" if step.share else "shadow"
         ends = f"about {step.advances:.0f} minutes" if step.advances else "rarely decided"
-        missed = [fault.fault.name for fault in step.faults if fault.chance < POWER and _judged(plan, fault.fault.name)]
-        yield f"  {step.share} %: {ends} for a healthy version" + (
-            f"; does not detect {', '.join(missed)}" if missed else ""
-        )
+        yield f"  {name}: {ends} for a healthy version{_missed(plan, step)}"
     if any(fault.chance < POWER for fault in steps[0].faults if _judged(plan, fault.fault.name)):
-        yield f"alternatives: nxpipe rollout plan --rps {rps:.3g} --base-error {guess:.2g}"
+        length = "" if minute == 60 else f" --minute {minute}"
+        yield f"what would find them: nxpipe rollout plan --rps {known.rps:.3g} --base-error {guess:.2g}{length}"
+
+
+def _missed(plan: CanaryPlan, step: StepProspect) -> str:
+    """The defects that a step does not find; a shadow phase compares no latencies."""
+    names = [
+        fault.fault.name
+        for fault in step.faults
+        if fault.chance < POWER and _judged(plan, fault.fault.name) and (step.share or fault.median_minutes)
+    ]
+    return f"; does not find {', '.join(names)}" if names else ""
 
 
 def _judged(plan: CanaryPlan, fault: str) -> bool:

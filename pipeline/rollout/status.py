@@ -1,23 +1,23 @@
 """Status of a rollout: its phase, its outcome, its evaluations, and the evidence that they add up to.
 
-AWS holds the execution, the weights and the fleet's record; the store holds the evaluation records, at
-`rollouts/FLEET/EXECUTION/`. The evidence is recomputed from the records with the judge's own functions.
+AWS holds the execution, the weights and the fleet's record; the store holds the evaluation records.
 """
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
 from nxpipe.artifact_store import Store
 from nxpipe.pipeline.canary.evalues import interval
-from nxpipe.pipeline.canary.evidence import Evidence
-from nxpipe.pipeline.canary.judge import Decision, Moment, Verdict, add_minutes
-from nxpipe.pipeline.canary.metrics import METRICS, Batch
+from nxpipe.pipeline.canary.judge import Decision, Verdict
+from nxpipe.pipeline.canary.metrics import METRICS
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.rollout.aws import SUCCEEDED, RolloutExecution, StateMachine
+from nxpipe.pipeline.rollout.course import Course, EvaluationLog, EvaluationRecord
+from nxpipe.pipeline.rollout.forecast import StepProgress
 
 _UNCHANGED: Final = ("Refused", "Busy")  # Fail states of a machine that has changed nothing
 
@@ -66,94 +66,6 @@ def _plain(cause: str) -> str:
     return str(document["errorMessage"]) if isinstance(document, dict) and "errorMessage" in document else cause
 
 
-@dataclass(frozen=True)
-class EvaluationRecord:
-    """The decision record of one evaluation. `text` is its canonical form, whose digest the next record holds."""
-
-    record: Mapping[str, Any]
-    text: str
-
-    @staticmethod
-    def of(stored: bytes) -> "EvaluationRecord":
-        text = json.loads(stored)["text"]
-        return EvaluationRecord(json.loads(text), text)
-
-    @property
-    def number(self) -> int:
-        return int(self.record["number"])
-
-    @property
-    def at(self) -> str:
-        return str(self.record["at"])
-
-    @property
-    def step(self) -> int | None:
-        """The number of the step, from 0; None at full traffic."""
-        return int(self.record["moment"]["step"]) if self.verdict else None
-
-    @property
-    def action(self) -> str:
-        return str(self.record["word"])
-
-    @property
-    def reason(self) -> str:
-        """Summary in the first line, figures in the others."""
-        return str(self.record["reason"])
-
-    @property
-    def verdict(self) -> Verdict | None:
-        verdict = self.record["verdict"]
-        return Verdict.from_json(verdict) if verdict else None
-
-    @property
-    def batches(self) -> list[Batch]:
-        return [Batch.from_json(batch) for batch in self.record.get("batches", ())]
-
-    def added_to(self, evidence: Evidence, plan: CanaryPlan) -> Evidence:
-        """The evidence after this evaluation, by the judge's own arithmetic."""
-        if self.verdict is None:
-            return evidence
-        return add_minutes(plan, evidence, self.batches, Moment(**self.record["moment"]))[0]
-
-
-@dataclass
-class EvaluationLog:
-    """Evaluation records of one rollout; each is read once."""
-
-    store: Store
-    folder: str
-    known: list[EvaluationRecord] = field(default_factory=list)
-
-    @classmethod
-    def at(cls, store: Store, fleet: str, rollout: str) -> "EvaluationLog":
-        return cls(store, f"rollouts/{fleet}/{rollout}/")
-
-    def plan_text(self) -> str | None:
-        """Record 0; None before the preflight check has passed."""
-        stored = self._bytes(self._path(0))
-        return str(json.loads(stored)["text"]) if stored else None
-
-    def refresh(self) -> list[EvaluationRecord]:
-        """All records so far. Their numbers have no gaps."""
-        if not self.known:
-            present = self.store.backend.paths(self.folder)
-            paths = [self._path(number) for number in range(1, 1 + len(present)) if self._path(number) in present]
-            self.known += _read(self.store.backend.each(self._bytes, paths))
-        while record := self._bytes(self._path(len(self.known) + 1)):
-            self.known.append(EvaluationRecord.of(record))
-        return self.known
-
-    def _path(self, number: int) -> str:
-        return f"{self.folder}{number:06}.json"
-
-    def _bytes(self, path: str) -> bytes:
-        return b"".join(self.store.backend.read(path) or ())
-
-
-def _read(stored: Iterable[bytes]) -> list[EvaluationRecord]:
-    return [EvaluationRecord.of(record) for record in stored]
-
-
 ANSWERS: Final = ("approve", "abort")  # signals that decide an undecided step
 
 
@@ -178,8 +90,12 @@ class Status:
     execution: RolloutExecution | None
     outcome: RolloutOutcome | None
     signal: str | None  # of a person
-    evaluation: EvaluationRecord | None
-    evidence: Evidence
+    course: Course | None  # None if there is no rollout whose input can be read
+
+    @property
+    def evaluation(self) -> EvaluationRecord | None:
+        """The last evaluation."""
+        return self.course.evaluations[-1] if self.course and self.course.evaluations else None
 
     @property
     def verdict(self) -> Verdict | None:
@@ -208,25 +124,35 @@ class Status:
 
     @property
     def plan(self) -> CanaryPlan | None:
-        return self.execution.input.plan if self.execution and self.execution.input else None
+        return self.course.plan if self.course else None
 
     @property
-    def minutes_left(self) -> int | None:
-        """Remaining minutes of the step if evidence keeps growing at its rate so far; None if that is unknown."""
-        plan, verdict = self.plan, self.verdict
-        if plan is None or verdict is None or verdict.better <= 0:
-            return None
-        needed = verdict.minutes * math.log(1 / plan.beta) / verdict.better
-        shortest, longest = plan.bake(verdict.step)
-        left = max(needed, shortest) - verdict.minutes
-        return max(0, math.ceil(left)) if verdict.minutes + left <= longest else None
+    def progress(self) -> StepProgress | None:
+        """How far the current phase is, and how long it is expected to take; None before its first evaluation."""
+        verdict = self.verdict
+        return self.course.progress(verdict) if self.course and verdict else None
+
+    @property
+    def sentence(self) -> str | None:
+        """The verdict in one sentence: how the rollout has ended, or what is known of the current phase."""
+        if self.outcome:
+            return self._end(self.outcome)
+        return self.evaluation.reason.split("\n")[0] if self.evaluation else None
+
+    def _end(self, outcome: RolloutOutcome) -> str:
+        """A rollback's reason is the judge's sentence; that of a promotion is the same for all."""
+        course, reason = self.course, outcome.reason.split("\n")[0]
+        if outcome.end is RolloutEnd.PROMOTED and course and course.totals:
+            return course.promotion()
+        return reason
 
     def ratio(self, metric: int) -> tuple[float, float] | None:
         """The confidence sequence for the odds ratio of candidate and baseline in this metric."""
-        return interval(self.plan, self.evidence.steps, metric) if self.plan and self.evidence.steps else None
+        course = self.course
+        return interval(course.plan, course.evidence.steps, metric) if course and course.totals else None
 
     def as_json(self) -> dict[str, Any]:
-        execution, verdict, plan = self.execution, self.verdict, self.plan
+        execution, verdict, plan, progress = self.execution, self.verdict, self.plan, self.progress
         rollout = execution.input if execution else None
         return {
             "fleet": self.fleet,
@@ -242,7 +168,9 @@ class Status:
             "step": self.step if self.phase in _JUDGED else None,
             "steps": plan and [phase.weight for phase in plan.phases],
             "minutes": verdict and verdict.minutes,
-            "minutes_left": self.minutes_left,
+            "progress": progress and progress.as_json(),
+            "phases": self.course and [phase.as_json() for phase in self.course.phases],
+            "sentence": self.sentence,
             "verdict": verdict and verdict.decision,
             "evidence": verdict and plan and _evidence(plan, verdict),
             "ratios": verdict and {name: _finite(self.ratio(metric)) for metric, name in enumerate(METRICS)},
@@ -276,7 +204,7 @@ class StatusReader:
         self._machine = machine
         self._store = store
         self._log: EvaluationLog | None = None
-        self._evidence = (0, Evidence())  # of this many evaluations
+        self._course: Course | None = None
 
     def status(self, execution: str | None = None) -> Status:
         """Status of the execution with this ARN; by default of the running rollout, else of the last one."""
@@ -285,39 +213,42 @@ class StatusReader:
         run = self._machine.execution(arn) if arn else self._machine.last()
         if run is None:
             phase = Phase.STARTING if arn else Phase.NONE
-            return Status(self._machine.fleet, phase, weights, None, None, None, None, Evidence())
-        evaluations = self._read(run)
+            return Status(self._machine.fleet, phase, weights, None, None, None, None)
+        course = self._read(run)
         outcome = outcome_of(self._machine, run)
-        evaluation = evaluations[-1] if evaluations else None
         signal = item.signal if item.owner == run.arn else None
-        phase = _phase(run, weights, evaluation)
-        return Status(self._machine.fleet, phase, weights, run, outcome, signal, evaluation, self._evidence[1])
+        phase = phase_of(run, weights, course)
+        return Status(self._machine.fleet, phase, weights, run, outcome, signal, course)
 
-    def _read(self, execution: RolloutExecution) -> list[EvaluationRecord]:
+    def _read(self, execution: RolloutExecution) -> Course | None:
+        """None if no plan is known yet: an execution that was started by hand has it in its log alone."""
         if self._log is None or not self._log.folder.endswith(f"/{execution.name}/"):
-            self._log, self._evidence = (
-                EvaluationLog.at(self._store, self._machine.fleet, execution.name),
-                (0, Evidence()),
-            )
-        evaluations, rollout = self._log.refresh(), execution.input
-        count, evidence = self._evidence
-        if rollout is not None:
-            for evaluation in evaluations[count:]:
-                evidence = evaluation.added_to(evidence, rollout.plan)
-            self._evidence = len(evaluations), evidence
-        return evaluations
+            self._log = EvaluationLog.at(self._store, self._machine.fleet, execution.name)
+            self._course = None
+        course = self._course or _empty_course(execution, self._log)
+        if course is None:
+            return None
+        self._course = course.after(self._log.refresh()[len(course.evaluations) :])
+        return self._course
 
 
-def _phase(execution: RolloutExecution, weights: Mapping[str, int], evaluation: EvaluationRecord | None) -> Phase:
+def _empty_course(execution: RolloutExecution, log: EvaluationLog) -> Course | None:
+    if execution.input is not None:
+        return Course(execution.input.plan)
+    plan = log.plan_text()
+    return Course(CanaryPlan.from_json(json.loads(plan))) if plan else None
+
+
+def phase_of(execution: RolloutExecution, weights: Mapping[str, int], course: Course | None) -> Phase:
     if not execution.running:
         return Phase.ENDED
-    if evaluation is None:
+    if course is None or not course.evaluations:
         moved = execution.input is not None and weights[execution.input.new] > 0
         return Phase.STEP if moved else Phase.FILLING
-    step, plan = _step_after(evaluation), execution.input.plan if execution.input else None
-    if step is None or (plan is not None and step >= len(plan.phases)):
+    step, plan = _step_after(course.evaluations[-1]), course.plan
+    if step is None or step >= len(plan.phases):
         return Phase.FINAL
-    return Phase.SHADOW if plan is not None and plan.is_shadow(step) else Phase.STEP
+    return Phase.SHADOW if plan.is_shadow(step) else Phase.STEP
 
 
 def _step_after(evaluation: EvaluationRecord | None) -> int | None:

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -102,6 +102,23 @@ class Console:
     def clear_rows(self, count: int) -> None:
         """Clear the last rows, to print them again."""
         _write_raw(f"\033[{count}A\033[J", sys.stderr, end="")
+
+    @contextmanager
+    def screen(self) -> Iterator[Callable[[Sequence[str]], None]]:
+        """A screen that is drawn again and again; at the end the terminal shows what it showed before.
+
+        The drawn lines must fit the terminal.
+        """
+
+        def draw(lines: Sequence[str]) -> None:
+            rows = "\n".join(f"{_as_line(line, sys.stderr)}\033[K" for line in lines)
+            _write_raw(f"\033[H{rows}\033[J", sys.stderr, end="")
+
+        _write_raw("\033[?1049h\033[?25l", sys.stderr, end="")  # the alternate screen, without a cursor
+        try:
+            yield draw
+        finally:
+            _write_raw("\033[?25h\033[?1049l", sys.stderr, end="")
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:

@@ -230,6 +230,21 @@ def folded(text: str, width: int, indent: str = "") -> list[str]:
     return [*lines, line.rstrip()]
 
 
+def page_width() -> int:
+    """Columns of a page of text: those of the screen, from 60 to 200; 80 where there is none."""
+    return min(max(screen_width() or 80, 60), 200)
+
+
+def paragraph(text: str, width: int, *, first: str = "", others: str = "") -> list[str]:
+    """A text without styles in lines of at most `width` columns, each with its indentation. A number stays with its
+    unit."""
+    joined = first + _UNIT.sub("\u00a0", text)  # `folded` breaks at blanks only
+    return [line.replace("\u00a0", " ") for line in folded(joined, width, others)]
+
+
+_UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|min|h|s|ms)(?!\w))")
+
+
 def _pieces(word: str, width: int, indent: str) -> list[str]:
     """The lines of one long word."""
     lines, line = [], ""

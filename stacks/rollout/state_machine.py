@@ -177,7 +177,7 @@ def _fill(fleet: Fleet, record: Record) -> States:
             otherwise="WarmUp",
         ),
         "Stop": put(
-            {"Error": "aborted", "Cause": "a person ended it before any traffic had moved"},
+            {"Error": "aborted", "Cause": "Aborted by an operator before any traffic had moved."},
             into="$.why",
             then="LeaveEmpty",
         ),
@@ -234,7 +234,7 @@ def _steps(fleet: Fleet, record: Record, resources: MachineResources) -> States:
         "SeeOwner": record.read(into="$.record", then="Me"),
         "Me": put({"name.$": EXECUTION_ID}, into="$.me", then="Mine"),
         "Mine": choose(({"And": [{"Variable": _OWNER, "IsPresent": True}, is_owner]}, "Ended"), otherwise="Unfinished"),
-        "Ended": put({"Error": "aborted", "Cause": "a person ended it"}, into="$.why", then="Back"),
+        "Ended": put({"Error": "aborted", "Cause": "Aborted by an operator."}, into="$.why", then="Back"),
         "Shift": fleet.shift("$.turn.weights", then="SeeShift"),
         "SeeShift": fleet.read_weights(into="$.weights", then="Shifted"),
         "Shifted": fleet.compare("$.weights", "$.turn.weights", then=in_force, otherwise="NotShifted"),
@@ -326,7 +326,7 @@ def _end(fleet: Fleet, record: Record, resources: MachineResources) -> States:
             call("s3", "putObject", stored, then="Tell"), {ALL_ERRORS[0]: "Tell"}, into="$.unkept"
         ),
         "Tell": with_catch(
-            _notify(resources, "has ended", "States.JsonToString($.why)", then=told),
+            _notify(resources, "has ended", "States.Format('{}: {}', $.why.Error, $.why.Cause)", then=told),
             {ALL_ERRORS[0]: told},
             into="$.untold",
         ),

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from nxpipe.pipeline.canary.documents import EvidenceInvalid, PlanInvalid
 from nxpipe.pipeline.canary.evalues import interval
 from nxpipe.pipeline.canary.evidence import Evidence, pooled
-from nxpipe.pipeline.canary.judge import Decision, Moment, Verdict, decide, explain, judge
+from nxpipe.pipeline.canary.explanation import explain, totals_after
+from nxpipe.pipeline.canary.judge import Decision, Moment, Verdict, decide, judge
 from nxpipe.pipeline.canary.metrics import METRICS, NO_REQUESTS, Arm, Batch
 from nxpipe.pipeline.canary.plan import CanaryPlan, TrafficStep
 from tests.canary.samples import PLAN, arm, errors_alone, judged_alone, minute, plan_with
@@ -247,12 +248,17 @@ def test_the_interval_of_the_ratio_closes_in_on_it() -> None:
 
 def test_a_verdict_is_explained_in_words_and_numbers() -> None:
     plan = plan_with(latencies=(0.1, 0.2, 0.3, 0.4, 0.8, 1.0, 1.28))
-    judged = judged_alone([minute(0, (15, 8), (285, 1))], plan)
-    result = explain(plan, judged.evidence, judged.verdict)
-    assert result.startswith("roll_back (step 1 of 4, 5 % of traffic, minute 1): worse than the stable version")
-    assert "100 to 1 sends it back" in result
-    assert "slower than p99, 800 ms: odds ratio" in result
-    assert "errors: odds ratio above" in result
+    batches = [minute(0, (15, 8), (285, 1))]
+    judged = judged_alone(batches, plan)
+    totals = totals_after((), Evidence(), judged.evidence, batches)
+    sentence, *figures = explain(plan, judged.evidence, totals, judged.verdict).split("\n")
+    assert sentence == (
+        "Rolled back at 5 % after 1 min: 8 of 15 requests failed against 1 of 285 of the stable version; "
+        "confidence more than 1,000,000:1, threshold 100:1."
+    )
+    assert "100 to 1 rolls back" in "\n".join(figures)
+    assert any("slower than p95, 400 ms: odds ratio" in line for line in figures)
+    assert any("errors: odds ratio above" in line for line in figures)
 
 
 @pytest.mark.parametrize(

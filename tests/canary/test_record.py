@@ -100,8 +100,10 @@ def test_the_command_replays_a_record_and_explains_each_step(here: InProcess, tm
     answer = here("rollout", "replay", str(file))
     assert answer.code == 0, answer.err
     assert "12 evaluations, all reproduced" in answer.err
-    assert "step 1 of 4" in answer.out
-    assert "step 2 of 4" in answer.out
+    assert answer.out.startswith("Not decided yet at 25 % after 6 min: ")
+    figures = here("rollout", "replay", str(file), "--explain").out
+    assert "step 1 of 4, 5 % of traffic, minute 6: " in figures
+    assert "step 2 of 4, 25 % of traffic, minute 6: " in figures
 
 
 def test_the_command_ends_in_its_own_code_at_a_difference(here: InProcess, tmp_path: Path) -> None:

@@ -192,10 +192,10 @@ def test_a_configuration_becomes_a_plan() -> None:
 def test_the_plan_says_what_cannot_be_detected_and_what_to_do_instead(here: InProcess) -> None:
     answer = here("rollout", "plan", "--rps", "5", "--base-error", "0.005")
     assert answer.code == 0, answer.err
-    result = next(line for line in answer.out.splitlines() if "undetectable" in line)
-    assert "errors x 2 (0.50% to 1.00%) is undetectable at 5 % within 60 min" in result
-    assert "shadow 100 % of requests" in result
-    assert "bake the first step for" in result
+    result = " ".join(answer.out.split())
+    assert "errors x 2 (0.5 % to 1 %): found in only 2.7 % of rollouts at 5 % within 60 min" in result
+    assert "mirror 100 % of requests in a shadow phase of up to 60 min ([rollout.shadow])" in result
+    assert "allow the first step 6.4 h (bake_max)" in result
     document = json.loads(here("rollout", "plan", "--rps", "50", "--base-error", "0.005", "--json").out)
     assert [step["share"] for step in document["steps"]] == [5, 25, 50, 95]
     assert document["steps"][0]["faults"][0]["chance"] > 0.8

@@ -39,7 +39,7 @@ def test_a_start_gives_each_colour_its_artifact_and_leaves_the_fleets_channel_al
     assert "blue -> green" in answer.err
     assert "  fleet search is a rehearsal: it may serve programs of the emulator" in answer.err
     assert "5 %, 25 %, 50 %, 95 % of traffic, each for 5 to 60 minutes" in answer.err
-    assert "latency is not judged: the baseline has 0 timed requests" in answer.err
+    assert "latencies are not compared: the stable version has 0 timed requests" in answer.err
     served = [fleet.served(channel) for channel in ("search--blue", "search--green", "production")]
     assert served == [fleet.name(0), fleet.name(1), fleet.name(0)]
     execution = fleet.execution()
@@ -116,7 +116,7 @@ def test_latencies_are_frozen_from_what_the_old_version_has_shown(fleet: Fleet) 
     }
     boto3.client("cloudwatch").put_metric_data(Namespace="AWS/ApplicationELB", MetricData=[shown])
     answer = fleet.start(1)
-    assert "frozen from 2000 requests" in answer.err, answer.err
+    assert "those of 2,000 requests to the stable version" in answer.err, answer.err
     frozen = json.loads(fleet.execution()["input"])["plan"]["latencies"]
     assert frozen == pytest.approx([0.51, 0.76, 0.91, 0.96, 1.0, 1.25, 1.6])
 
@@ -205,7 +205,7 @@ def test_what_the_load_balancer_answered_with_504_is_an_error_of_the_baseline(fl
     fleet.count(30, seconds=10, answered=21)
     known = baseline_history(fleet.state_machine(), "blue", 1)
     assert (known.rps, known.error_rate) == pytest.approx((30, 0.3))
-    assert "at 30 requests a second with an error rate of 0.3:" in fleet.start(1, "--minute", "1").err
+    assert "at 30 requests a second with an error rate of 30 %:" in fleet.start(1, "--minute", "1").err
 
 
 def test_refusals_and_responses_to_earlier_requests_are_no_errors_of_the_baseline(fleet: Fleet) -> None:
@@ -320,10 +320,12 @@ def test_the_status_has_the_weights_and_what_the_judge_has_seen(fleet: Fleet) ->
     assert (status["phase"], status["weights"], status["step"]) == ("step", {"blue": 95, "green": 5}, 0)
     assert status["evidence"]["better"] > 0 > status["evidence"]["worse"]
     assert status["ratios"]["errors"][1] is not None
+    assert (status["progress"]["advance"], status["progress"]["regression"]) == (1, 0)
     picture = fleet.rollout("status", "search").out
     assert "blue 95 %, green 5 %" in picture
     assert "step 1 of 4, at 5 %" in picture
-    assert "rollback at 100 to 1" in picture
+    assert "100 % of the evidence needed; 3 more min of evidence are required" in " ".join(picture.split())
+    assert "now 0 of 600 24 of 11,400" in " ".join(picture.split())
 
 
 def test_without_evidence_a_person_is_awaited_and_the_exit_code_says_so(fleet: Fleet) -> None:
@@ -332,7 +334,7 @@ def test_without_evidence_a_person_is_awaited_and_the_exit_code_says_so(fleet: F
     fleet.look(61)
     waited = fleet.rollout("status", "search", "--wait")
     assert waited.code == exit_codes.UNDECIDED.number
-    assert "a person must decide" in waited.out
+    assert "an operator must decide" in waited.out
     assert "nxpipe rollout approve search, or nxpipe rollout abort search" in waited.err
     assert fleet.rollout("approve", "search").code == 0
     assert fleet.status()["awaits_a_person"] is False

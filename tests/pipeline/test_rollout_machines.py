@@ -122,7 +122,7 @@ def test_a_person_ends_a_rollout_that_is_under_way(user: User, account: Account)
     assert user.rollout("abort", "search").code == 0
     waited = user.rollout("status", "search", "--wait")
     assert waited.code == exit_codes.ROLLED_BACK.number
-    assert "a person ended it" in waited.out
+    assert "Aborted at 25 % after" in waited.out
     assert account.fleet.weights() == {"blue": 100, "green": 0}
 
 
@@ -130,7 +130,8 @@ def test_a_version_that_fails_goes_back_and_its_record_can_be_judged_again(user:
     account.errors["green"] = 0.05
     answer = user.start(2, "--wait")
     assert answer.code == exit_codes.ROLLED_BACK.number, answer.err
-    assert "worse than the stable version" in answer.out
+    assert "Rolled back at" in answer.out
+    assert "of the stable version" in " ".join(answer.out.split())
     assert user.served("production") == account.versions[0]
 
     log = user.rollout("log", "search")

@@ -10,16 +10,18 @@ import pytest
 
 from nxpipe.pipeline.canary.documents import PlanInvalid
 from nxpipe.pipeline.canary.evidence import Evidence
-from nxpipe.pipeline.canary.judge import Moment, explain, judge
+from nxpipe.pipeline.canary.explanation import explain, totals_after
+from nxpipe.pipeline.canary.judge import Moment, judge
 from nxpipe.pipeline.canary.metrics import Arm, PairCounts
 from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule, ShadowPhase
 from nxpipe.pipeline.canary.record import record_of
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.config.messages import ConfigInvalid
 from nxpipe.pipeline.rollout.aws import RolloutExecution
+from nxpipe.pipeline.rollout.course import Course, EvaluationRecord
 from nxpipe.pipeline.rollout.input import RolloutCandidate, RolloutInput, plan_of
 from nxpipe.pipeline.rollout.render import evaluation_table, status_line, status_page
-from nxpipe.pipeline.rollout.status import EvaluationRecord, Phase, Status
+from nxpipe.pipeline.rollout.status import Phase, Status
 from tests.canary.samples import PLAN, plan_with
 
 SHADOWED = plan_with(shadow=ShadowPhase(10, 5, 30))
@@ -58,7 +60,8 @@ def rollout(counts: PairCounts | None, action: str = "continue") -> tuple[Rollou
     batches = [] if counts is None else [counts.batch(3, Arm(5000, 20))]
     at = Moment(0, 0, 4)
     judged = judge(SHADOWED, Evidence(), batches, at)
-    reason = explain(SHADOWED, judged.evidence, judged.verdict)
+    totals = totals_after((), Evidence(), judged.evidence, batches)
+    reason = explain(SHADOWED, judged.evidence, totals, judged.verdict)
     moment = datetime(2027, 3, 2, 12, tzinfo=UTC)
     document: Mapping[str, Any] = record_of(SHADOWED, at, batches, judged, None) | {
         "number": 1,
@@ -71,7 +74,7 @@ def rollout(counts: PairCounts | None, action: str = "continue") -> tuple[Rollou
     execution = RolloutExecution("arn:r1", "RUNNING", moment, None, given, {}, ("", ""))
     evaluation = EvaluationRecord(document, json.dumps(document))
     weights = {"blue": 100, "green": 0}
-    status = Status("search", Phase.SHADOW, weights, execution, None, None, evaluation, judged.evidence)
+    status = Status("search", Phase.SHADOW, weights, execution, None, None, Course(SHADOWED).after([evaluation]))
     return execution, evaluation, status
 
 
@@ -88,7 +91,7 @@ def test_the_table_of_evaluations_shows_pairs_as_those_of_the_phase() -> None:
     (row,) = [line for line in evaluation_table(execution, [evaluation]).splitlines() if "2027-03-02" in line]
     assert "shadow" in row
     assert "30 of 600" in row
-    assert "roll_back (shadow, 10 % of requests mirrored" in row
+    assert "roll_back  Refused in the shadow phase after 4 min: 30 of 600 mirrored requests" in row
 
 
 def test_a_phase_without_pairs_says_what_is_missing() -> None:

@@ -11,8 +11,9 @@ import pytest
 from nxpipe.pipeline.canary.documents import EvidenceInvalid
 from nxpipe.pipeline.canary.evalues import FullTrafficTest
 from nxpipe.pipeline.canary.evidence import Evidence
+from nxpipe.pipeline.canary.explanation import explain
 from nxpipe.pipeline.canary.handler import Action, RolloutState
-from nxpipe.pipeline.canary.judge import Decision, Moment, explain, judge
+from nxpipe.pipeline.canary.judge import Decision, Moment, judge
 from nxpipe.pipeline.canary.metrics import (
     LATENCIES,
     NO_REQUESTS,
@@ -224,7 +225,7 @@ def test_a_source_that_does_not_count_what_hangs_asks_a_person() -> None:
     found = decisions(canary)
     assert found == [Decision.CONTINUE] * 59 + [Decision.UNDECIDED]
     judged = judge(TIMED, Evidence(), [Batch(0, canary, STABLE)], Moment(0, 0, 1))
-    assert "No latency is known of 45 of 150 requests" in explain(TIMED, judged.evidence, judged.verdict)
+    assert "45 of 150 good responses have no latency" in explain(TIMED, judged.evidence, (), judged.verdict)
 
 
 USUAL = InFlight(0.1)  # minutes

@@ -1,6 +1,7 @@
 """Rollouts from start to end on the local AWS: the deployed machines, with a second for a minute."""
 
 import json
+import re
 from collections.abc import Iterator
 
 import boto3
@@ -129,7 +130,8 @@ def test_an_alarm_ends_a_rollout_whatever_the_evidence_is(front: Fleet) -> None:
         until(lambda: "Watch" in passed(execution))
         cloudwatch.set_alarm_state(AlarmName=ALARM, StateValue="ALARM", StateReason="a test")
         try:
-            assert rolled_back(execution) == f"the alarm {BAD} sounds"
+            reason = rolled_back(execution)
+            assert re.fullmatch(rf"Rolled back at \d+ % after \d+ min: alarm {BAD} is active; .*", reason)
         finally:
             cloudwatch.set_alarm_state(AlarmName=ALARM, StateValue="OK", StateReason="a test")
 
@@ -143,7 +145,7 @@ def test_where_there_is_no_evidence_a_person_decides(front: Fleet) -> None:
         signal("approve")
         until(lambda: passed(execution).count("AskPeople") == 2)
         signal("abort")
-        assert rolled_back(execution) == "a person ended it"
+        assert re.match(r"Aborted .*by an operator", rolled_back(execution))
     assert [entry[new] for entry in people.weight_history] == [0, 50, 95, 0]
 
 

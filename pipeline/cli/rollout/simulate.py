@@ -15,14 +15,16 @@ from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import MissingSoftware
 from nxpipe.pipeline.util.exit_codes import RECORD
 from nxpipe.pipeline.util.files import MiB, read_file
-from nxpipe.pipeline.util.text import style, table
+from nxpipe.pipeline.util.text import Column, page_width, paragraph, style, table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nxpipe.pipeline.canary.plan import CanaryPlan
     from nxpipe.pipeline.canary.record import ReplayedJudgement
     from nxpipe.pipeline.config.serving_fleet import ServingFleet
-    from nxpipe.pipeline.rollout.planner import Prospect, StepProspect
-    from nxpipe.pipeline.rollout.simulate import Scenario, SimulationSummary
+    from nxpipe.pipeline.rollout.planner import Defect, Prospect, StepProspect
+    from nxpipe.pipeline.rollout.simulate import Scenario, SimulationSummary, TrafficModel
 
 
 _RATE: Final = Share(open_ended=True)
@@ -80,15 +82,23 @@ def configured_plan(config_path: Path) -> "CanaryPlan":
 @click.command(cls=Command)
 @rps_option
 @base_error_option
+@click.option(
+    "--minute",
+    type=Choice(("1", "5", "10", "30", "60")),
+    default="60",
+    show_default=True,
+    metavar="SECONDS",
+    help="The length of a minute, as of nxpipe rollout start.",
+)
+@click.option("--explain", is_flag=True, help="Add what the figures mean, and the method behind them.")
 @config_option
 @click.pass_obj
-def plan(console: Console, rps: float, base_error: float, config_path: Path) -> None:
-    """Estimate the regressions that a rollout can detect on a service.
+def plan(console: Console, rps: float, base_error: float, minute: str, explain: bool, config_path: Path) -> None:
+    """Estimate the regressions that a rollout can find on a service.
 
-    For every step: how long a healthy version takes to advance, how likely a faulty one is detected before the step
-    ends undecided, and how many requests fail until then. Approximate, from the drift and variance of the test
-    statistic; use simulate for exact rates. For each serving fleet of nxpipe.toml: what its second set of instances
-    costs meanwhile, by dated list prices.
+    For every step: how long a healthy version takes to advance, how likely a faulty one is found before the step ends
+    undecided, and how many requests fail until then. Approximate; simulate gives exact rates. For each serving fleet of
+    nxpipe.toml: what its second set of instances costs meanwhile, by dated list prices.
 
     \b
     Example:
@@ -97,21 +107,35 @@ def plan(console: Console, rps: float, base_error: float, config_path: Path) -> 
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.config.root import serving_fleets
     from nxpipe.pipeline.rollout.input import plan_of
-    from nxpipe.pipeline.rollout.planner import Service, advice, prospects
+    from nxpipe.pipeline.rollout.planner import Service, advice, prospects, shadow_prospect
 
     config = load_config(config_path, os.environ, missing_ok=True)
-    canary_plan, service = plan_of(config.rollout), Service(rps, base_error)
-    steps = prospects(canary_plan, service)
-    hints = advice(canary_plan, service, steps)
+    fleets = serving_fleets(config).values()
+    canary_plan, service = plan_of(config.rollout), Service(rps * int(minute) / 60, base_error)
+    steps, shadow = prospects(canary_plan, service), shadow_prospect(canary_plan, service)
+    mirrors = not fleets or any(fleet.command is None and not fleet.updates.are_followed for fleet in fleets)
+    hints = advice(canary_plan, service, steps, mirrors=mirrors)
     minutes = sum(step.advances or canary_plan.bake_max for step in steps)
-    costs = [_cost(fleet, config.project.region, minutes) for fleet in serving_fleets(config).values()]
+    costs = [_cost(fleet, config.project.region, minutes) for fleet in fleets]
     if console.json:
-        document = {"steps": [asdict(step) for step in steps], "advice": list(hints)}
-        console.data(document | {"cost": [cost for cost, _ in costs]})
+        document = {"steps": [asdict(step) for step in steps], "shadow": shadow and asdict(shadow)}
+        console.data(document | {"advice": list(hints), "cost": [cost for cost, _ in costs]})
         return
-    sentences = "\n".join(sentence for _, sentence in costs)
-    parts = (_steps(canary_plan, steps), _faults(canary_plan, steps), "\n".join(hints), sentences)
+    phases = [shadow, *steps] if shadow else steps
+    width = page_width()
+    parts = [
+        _text(f"Expected at {rps:g} requests a second with an error rate of {_percent(base_error)}:", width),
+        _steps(canary_plan, phases, width),
+        _faults(canary_plan, phases, width),
+        *(_text(hint, width) for hint in hints),
+        *(_text(sentence, width) for _, sentence in costs),
+        *([_method(canary_plan, width)] if explain else []),
+    ]
     console.page("\n\n".join(part for part in parts if part).rstrip())
+
+
+def _text(text: str, width: int) -> str:
+    return "\n".join(paragraph(text, width))
 
 
 def _cost(fleet: "ServingFleet", region: str | None, minutes: float) -> tuple[dict[str, Any], str]:
@@ -130,34 +154,75 @@ def _cost(fleet: "ServingFleet", region: str | None, minutes: float) -> tuple[di
     return document | dated, f"{start}: ${dollars:,.2f}, on demand, prices of {price.date}"
 
 
-def _steps(plan: "CanaryPlan", prospects: "list[StepProspect]") -> str:
+def _steps(plan: "CanaryPlan", phases: "list[StepProspect]", width: int) -> str:
     rows = [
         (
-            f"{prospect.share} %",
-            f"{step.tolerates:g}",
-            "-" if prospect.advances is None else f"{prospect.advances:.0f} min",
-            f"{prospect.undecided:.0%}",
-            "-" if prospect.detectable_error is None else f"{prospect.detectable_error:.2%}",
+            _name(plan, number),
+            "rarely" if prospect.advances is None else f"{prospect.advances:.0f} min",
+            _percent(prospect.undecided, 0),
+            f"{phase.tolerates:g}x",
+            "-" if prospect.detectable_error is None else _percent(prospect.detectable_error),
         )
-        for step, prospect in zip(plan.steps, prospects, strict=True)
+        for number, (phase, prospect) in enumerate(zip(plan.phases, phases, strict=True))
     ]
-    return table(("share", "tolerates", "healthy version advances", "undecided", "detectable error rate"), rows)
+    title = (
+        "When a healthy version advances, and which errors a step tolerates (in times those of the stable version) and "
+        "finds (as a share of requests):"
+    )
+    header = ("traffic", "advances after", "undecided", "tolerates up to", "finds from")
+    return f"{_text(title, width)}\n{table(header, rows, width)}"
 
 
-def _faults(plan: "CanaryPlan", prospects: "list[StepProspect]") -> str:
-    rows = [
-        (fault.fault.name, *(_cell(prospect.faults[index]) for prospect in prospects))
-        for index, fault in enumerate(prospects[0].faults)
-    ]
-    shares = [f"at {prospect.share} %" for prospect in prospects]
-    return f"Detected within {plan.bake_max} min, median time, failed requests:\n{table(('fault', *shares), rows)}"
+def _faults(plan: "CanaryPlan", phases: "list[StepProspect]", width: int) -> str:
+    rows = []
+    for index, each in enumerate(phases[0].faults):
+        for number, phase in enumerate(phases):
+            limit = plan.bake(number)[1]
+            rows.append(
+                ("" if number else _defect(each.fault, width), _name(plan, number), *_cells(phase.faults[index], limit))
+            )
+    title = "Defects that begin with a step: how often they are found within it, and what they cost until then:"
+    header = (Column("defect", whole=True), "traffic", "found", "median time", "failed requests")
+    return f"{_text(title, width)}\n{table(header, rows, width)}"
 
 
-def _cell(prospect: "Prospect") -> str:
+def _name(plan: "CanaryPlan", phase: int) -> str:
+    shadow = plan.shadow if plan.is_shadow(phase) else None
+    return f"shadow {shadow.percent:g} %" if shadow else f"{plan.phases[phase].weight} %"
+
+
+def _defect(fault: "Defect", width: int) -> str:
+    return fault.name if fault.name.startswith("p99") or width < 80 else f"{fault.name}, {100 * fault.error:.2g} %"
+
+
+def _cells(prospect: "Prospect", limit: int) -> tuple[str, str, str]:
+    """Requests fail until the defect is found, or until the step ends."""
     if prospect.median_minutes is None:
-        return "never"
-    failed = f", {prospect.bad_requests:,.0f}" if prospect.bad_requests else ""
-    return f"{prospect.chance:.0%}, {prospect.median_minutes:,.0f} min{failed}"
+        return "0 %", "-", "-"
+    median, failed = prospect.median_minutes, prospect.bad_requests or 0.0
+    if median <= limit:
+        return _percent(prospect.chance, 0), f"{median:,.0f} min", f"{failed:,.0f}"
+    return _percent(prospect.chance, 0), f">{limit} min", f"{failed * limit / median:,.0f}"
+
+
+def _percent(part: float, digits: int = 2) -> str:
+    return f"{100 * part:.{digits}f} %"
+
+
+def _method(plan: "CanaryPlan", width: int) -> str:
+    """What `--explain` adds."""
+    texts = (
+        f"A step advances when the evidence that it tolerates the new version reaches odds of {1 / plan.beta:g} to 1 "
+        f"(beta), and not before {plan.bake_min} min. It is enough that the error rate is below "
+        f"{_percent(plan.objective)} (max_error_rate), or that the odds ratio of the errors is below what the step "
+        f"tolerates: at a share s of traffic, 1 + 0.5 / s, which raises the errors of all traffic by half.",
+        f"A rollout is rolled back when the evidence of a regression reaches {1 / plan.alpha:g} to 1 (alpha), in any "
+        "minute. A version as good as the stable one is rolled back in at most "
+        f"{_percent(plan.alpha, 0)} of rollouts, however often the evidence is looked at.",
+        f"Found: the chance that the evidence reaches that within the {plan.bake_max} min of a step (bake_max), for a "
+        "defect that begins with it. Errors found from: the smallest error rate that is found in 80 % of rollouts.",
+    )
+    return "\n\n".join(_text(text, width) for text in texts)
 
 
 @click.command(cls=Command)
@@ -184,6 +249,12 @@ def _cell(prospect: "Prospect") -> str:
 )
 @click.option("--rollouts", type=Count(1, 1_000_000), default=1000, show_default=True, help="The number of rollouts.")
 @click.option("--seed", type=Count(0), default=0, show_default=True, help="The random seed.")
+@click.option(
+    "--record",
+    "record_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Simulate one rollout, and write its record to this file.",
+)
 @config_option
 @click.pass_obj
 def simulate(
@@ -199,14 +270,18 @@ def simulate(
     burst: float,
     rollouts: int,
     seed: int,
+    record_path: Path | None,
     config_path: Path,
 ) -> None:
     """Simulate rollouts on random traffic with the production judge.
 
     Steady traffic is a Poisson stream. In an incident, both versions fail ten times as often and slow down for ten
-    minutes. Bursty errors come in bursts of one version, with tau fitted to a day of history. A late canary fails from
-    the 50 % step on. A shadow phase of [rollout] is simulated too. If the versions do not differ, every rollback is a
-    false one.
+    minutes. Bursty errors come in bursts of one version, whose spread is fitted to a day of history. A late canary
+    fails from the 50 % step on. A shadow phase of [rollout] is simulated too. If the versions do not differ, every
+    rollback is a false one.
+
+    With --record, one rollout is simulated with the delays of CloudWatch, and its record written for `nxpipe rollout
+    replay`.
 
     \b
     Example:
@@ -223,6 +298,9 @@ def simulate(
     error_rate = base_error if canary_error is None else canary_error
     slowness = Slowness(latency_scale, latency_tail)
     traffic = TrafficModel(scenario, rps, base_error, error_rate, slowness, burst, canary_unanswered, canary_differs)
+    if record_path is not None:
+        _record(console, record_path, configured_plan(config_path), traffic, seed)
+        return
     with console.step(f"{rollouts:,} rollouts"):
         summary = simulated(configured_plan(config_path), traffic, rollouts, seed)
     if console.json:
@@ -231,63 +309,98 @@ def simulate(
         console.page(_summary_text(summary))
 
 
+def _record(console: Console, path: Path, plan: "CanaryPlan", traffic: "TrafficModel", seed: int) -> None:
+    from nxpipe.pipeline.rollout.simulate import record_rollout
+    from nxpipe.pipeline.util.files import write_whole
+
+    lines = record_rollout(plan, traffic, seed)
+    write_whole(path, "\n".join([*lines, ""]).encode())
+    if console.json:
+        console.data({"record": str(path), "evaluations": len(lines) - 1})
+    else:
+        console.result(f"{path}: {len(lines) - 1} evaluations; show it with: nxpipe rollout replay {path}")
+
+
 def _summary_text(summary: "SimulationSummary") -> str:
     from nxpipe.pipeline.canary.judge import Decision
     from nxpipe.pipeline.rollout.render import BAR_STYLES, duration_histogram
     from nxpipe.pipeline.rollout.simulate import median_minutes, upper_limit
 
-    rows = []
+    width, rows = page_width(), []
     for decision in (Decision.ADVANCE, Decision.ROLL_BACK, Decision.UNDECIDED):
         ended, total = summary.ended(decision), len(summary.outcomes)
         rows.append(
             (
                 style(f"{BAR_STYLES[decision].mark} {BAR_STYLES[decision].name}", fg=BAR_STYLES[decision].colour),
                 f"{len(ended):,}",
-                f"{len(ended) / total:.2%}",
-                f"{upper_limit(len(ended), total):.2%}",
+                _percent(len(ended) / total),
+                _percent(upper_limit(len(ended), total)),
                 "-" if not ended else f"{median_minutes(ended):.0f} min",
             )
         )
-    ends = table(("end", "rollouts", "share", "upper 95 % limit", "median"), rows)
-    return f"{ends}\n\n{duration_histogram(summary.outcomes)}"
+    header = ("end", "rollouts", "share", "at most (95 % sure)", "median time")
+    histogram = duration_histogram(summary.outcomes, width)
+    return f"{table(header, rows, width)}\n\nMinutes until the end:\n{histogram}"
+
+
+SAMPLES: Final = {
+    "rolled-back": "its errors rise from 0.2 % to 2.5 % at 20 requests a second",
+    "slower": "its latencies are 30 % longer at 20 requests a second",
+    "promoted": "it is as good as the stable version, at 20 requests a second",
+}
 
 
 @click.command(cls=Command)
-@click.argument("record", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("record", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--sample",
+    type=Choice(list(SAMPLES)),
+    help="A record that comes with nxpipe, of a simulated rollout, instead of RECORD.",
+)
+@click.option("--explain", is_flag=True, help="Add the odds and intervals behind the last verdict of each step.")
 @click.pass_context
-def replay(ctx: click.Context, record: Path) -> None:
+def replay(ctx: click.Context, record: Path | None, sample: str | None, explain: bool) -> None:
     """Recompute every verdict of a recorded rollout.
 
-    The first line of RECORD is the plan, each other line an evaluation. Every evaluation must be bit-equal to the one
-    computed from the preceding counts, and name the digest of the previous evaluation. Exits with code 35 at the first
-    one that differs.
+    The first line of RECORD is the plan, each other line an evaluation, as `nxpipe rollout log --json` prints them.
+    Every evaluation must be bit-equal to the one computed from the preceding counts, and name the digest of the
+    previous evaluation. Exits with code 35 at the first one that differs.
 
     \b
     Example:
+      nxpipe rollout replay --sample rolled-back
       nxpipe rollout replay search-2027-03-02.jsonl
     """
     from nxpipe.pipeline.canary.record import read, replay
 
     console: Console = ctx.obj
+    if (record is None) == (sample is None):
+        raise click.UsageError("pass either RECORD or --sample", ctx)
+    path = record or sample_path(str(sample))
     try:
-        lines = read_file(record, limit=256 * MiB).decode().splitlines()
+        lines = read_file(path, limit=256 * MiB).decode().splitlines()
     except ValueError as error:
-        raise click.BadParameter(f"{record}: {error}", param_hint="RECORD") from error
+        raise click.BadParameter(f"{path}: {error}", param_hint="RECORD") from error
     plan, records = read(lines)
     evaluations = list(replay(plan, records))
     mismatch = next((evaluation for evaluation in evaluations if evaluation.wrong), None)
     if console.json:
         console.data(_as_json(evaluations))
     elif evaluations and not mismatch:
-        console.page(_replay_text(plan, evaluations))
+        console.page(_replay_text(plan, records, evaluations if explain else ()))
     if mismatch:
         console.complain(
-            f"evaluation {mismatch.number} of {record} differs from the one computed from its counts: "
-            f"{mismatch.wrong}.",
+            f"evaluation {mismatch.number} of {path} differs from the one computed from its counts: {mismatch.wrong}.",
             code=RECORD,
         )
         ctx.exit(RECORD.number)
+    if sample:
+        console.say(f"A rollout simulated by nxpipe with the judge that runs on AWS: {SAMPLES[sample]}.")
     console.say(f"{len(evaluations)} evaluations, all reproduced.")
+
+
+def sample_path(name: str) -> Path:
+    return Path(__file__).parents[2] / "rollout" / "samples" / f"{name}.jsonl"
 
 
 def _as_json(evaluations: "list[ReplayedJudgement]") -> list[dict[str, object]]:
@@ -302,9 +415,13 @@ def _as_json(evaluations: "list[ReplayedJudgement]") -> list[dict[str, object]]:
     ]
 
 
-def _replay_text(plan: "CanaryPlan", evaluations: "list[ReplayedJudgement]") -> str:
-    """The last verdict of each step."""
-    from nxpipe.pipeline.canary.judge import explain
+def _replay_text(plan: "CanaryPlan", records: "list[dict[str, Any]]", explained: "Sequence[ReplayedJudgement]") -> str:
+    """The verdict, the phases, and with --explain the figures of the last verdict of each."""
+    from nxpipe.pipeline.rollout.course import Course, EvaluationRecord
+    from nxpipe.pipeline.rollout.render import course_page, explanations
 
-    last = {evaluation.judged.verdict.step: evaluation.judged for evaluation in evaluations}
-    return "\n".join(explain(plan, judged.evidence, judged.verdict) for judged in last.values())
+    course = Course(plan).after(EvaluationRecord(record, "") for record in records)
+    parts = [course_page(course, page_width())]
+    if explained:
+        parts.append(explanations(course, [evaluation.judged for evaluation in explained]))
+    return "\n\n".join(parts)
