@@ -132,7 +132,7 @@ def accuracy(rows: Sequence[tuple[str, Document, str]], thresholds: Document | N
     axis = Scale.over(values, "largest relative error", log=True, shown=lambda value: f"{value:.0e}")
     chart = dots(
         "Largest relative error of each output",
-        "Logarithmic. A cross is an output beyond a threshold.",
+        "A cross is an output beyond a threshold.",
         drawn,
         axis,
         limits=[(limit, f"threshold {limit:g}")] if limit else (),

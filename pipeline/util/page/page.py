@@ -195,8 +195,7 @@ def table(
         tag("tbody", body),
         class_=f"{width} sortable" if sortable else width,
     )
-    scrolls = {"role": "group", "aria_label": caption, "tabindex": 0} if width != "few" else {}
-    return tag("div", built, class_="wide", **scrolls)
+    return tag("div", built, class_="wide", role="group", aria_label=caption, tabindex=0)
 
 
 def _cell(cell: "Child | Cell", label: str | None, numeric: bool, column: int) -> Markup:
