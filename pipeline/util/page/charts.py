@@ -305,7 +305,7 @@ def bars(
         reach = [min(row.interval[1], 3 * end) for row, end in zip(rows, ends, strict=True) if row.interval]
         most = 1.05 * max([*ends, *reach, *([limit[0]] if limit else []), 1e-12])
     items = [tag("li", tag("span", row.text), _bar(row, most, limit[0] if limit else None)) for row in rows]
-    about = joined_sentences(note, f"Dashed: {limit[1]}." if limit else "")
+    about = joined_sentences(note, f"The line across all rows: {limit[1]}." if limit else "")
     return figure(about, tag("ul", items, class_="bar-list"), legend(key) if key else None, title=title)
 
 
@@ -356,7 +356,7 @@ def dots(
         names.append(tag("text", axis.shown(value), x=percent(at), y=14, text_anchor=anchor))
     below = tag("svg", names, height=AXIS, aria_hidden="true")
     about = joined_sentences(f"Across: {axis.label}{', logarithmic' if axis.log else ''}.", note,
-                             *(f"Dashed: {name}." for _, name in limits))  # fmt: skip
+                             *(f"The line across all rows: {name}." for _, name in limits))  # fmt: skip
     return figure(about, tag("ul", items, class_="bar-list"), below, title=title)
 
 

@@ -39,10 +39,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Site:
-    """Where a page stands in a site: (title, address) of the main pages, and the address of its own."""
+    """Where a page stands in a site: (title, address) of the main pages, the address of its own, and the way from it to
+    the top of the site, such as `../`."""
 
     links: Sequence[tuple[str, str]]
     here: str
+    root: str = ""
 
 
 Row: TypeAlias = "Sequence[Child | Cell]"
