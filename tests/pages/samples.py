@@ -1,7 +1,7 @@
 """One page of each kind, from documents that have every figure and some text of a hostile model."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -110,8 +110,15 @@ def _served() -> dict[str, Any]:
 
 def release_report() -> dict[str, Any]:
     rows = [{"artifact": HOSTILE, "program": "forward-b1-s64", "fate": "built", "seconds": 12.5}] * 3
-    gates = (("check", "passed", 0, "2 models fit", []), ("build", "passed", 0, "18 programs: 18 built", rows),
-             ("bench", "failed", 16, HOSTILE, []), ("promote", "waiting", 0, "", []))  # fmt: skip
+    near = [{"output": HOSTILE, "max_relative": "0.3", "cosine": "0.9", "max_absolute": "1", "mean_absolute": "1"}]
+    compared = [{"artifact": "a", "program": "forward-b1-s64", "against": "PyTorch fp32", "near": near}]
+    gates: Sequence[tuple[Any, ...]] = (
+        ("check", "passed", 0, "2 models fit", []),
+        ("build", "passed", 0, "18 programs: 18 built", rows),
+        ("verify", "passed", 0, "1 comparison within thresholds", compared),
+        ("bench", "failed", 16, HOSTILE, [benched("forward-b1-s64", 1.12)]),
+        ("promote", "waiting", 0, "", []),
+    )
     named = ("gate", "state", "code", "sentence", "figures")
     return {
         "verdict": "not released", "exit_code": 16, "began_at": BEGAN, "seconds": 49.2, "channel": "production",
@@ -119,6 +126,7 @@ def release_report() -> dict[str, Any]:
         "artifacts": [{"name": "bert", "model_id": "bert", "target": "inf2", "manifest": "ab" * 32}],
         "gates": [dict(zip(named, gate, strict=True)) | {"seconds": 1.3} for gate in gates],
         "way_back": ["nxpipe rollback --channel production --to 3 --expect 4"], "versions": {"nxpipe": "0.1.0"},
+        "thresholds": vars(_ALLOWED),
     }  # fmt: skip
 
 

@@ -136,7 +136,7 @@ def _benched(documents: Sequence[Document]) -> Iterator[Section]:
     yield Section("Latency by bucket and batch", latencies(_series(documents)))
     compared = [document for document in documents if document["before_ns"] and document["predicted_ns"]]
     if compared:
-        yield Section("Change", _changes(compared))
+        yield Section("Change", changes(compared))
     yield Section("Programs", _programs(documents))
     if any(document.get("measured") for document in documents):
         yield Section("Measured on devices", _measured(documents))
@@ -155,7 +155,8 @@ def _series(documents: Sequence[Document]) -> Iterator[tuple[str, str, int, int,
             yield name, THIS_PROGRAM, *at, own["ms"]
 
 
-def _changes(documents: Sequence[Document]) -> Markup:
+def changes(documents: Sequence[Document]) -> Markup:
+    """Bars of the device times now and of the baseline, the largest changes first."""
     ordered = sorted(documents, key=lambda document: -abs(document["change"]))[:_DRAWN]
     rows = []
     for document in ordered:
