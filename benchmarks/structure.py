@@ -42,6 +42,7 @@ LAYERS: Final = (
     ("build", "serving"),
     ("rollout", "fleet", "profile", "plan"),
     ("release",),
+    ("ui",),
     ("cli",),
 )
 

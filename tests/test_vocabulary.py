@@ -56,6 +56,8 @@ FIXED: Final[dict[str, frozenset[str]]] = {
     "pipeline/build/jobs.py": frozenset({"asked", "said"}),
     "pipeline/build/report/document.py": frozenset({"asked", "yardstick"}),
     "pipeline/build/report/figures.py": frozenset({"asked"}),
+    "pipeline/build/report/result_pages.py": frozenset({"yardstick"}),
+    "pipeline/ui/pages.py": frozenset({"asked", "yardstick"}),
     "pipeline/build/report/html.py": frozenset({"asked"}),
     "pipeline/build/report/plan_text.py": frozenset({"asked"}),
     # A field of the rollout's state, and texts of decision records, which form a digest chain.

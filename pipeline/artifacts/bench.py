@@ -122,7 +122,7 @@ def predicted_times(
     }
 
 
-def served_comparisons(manifest: "Manifest", store: "Store") -> list[dict[str, object]]:
+def served_comparisons(manifest: "Manifest", store: "Store", *, drift: bool = True) -> list[dict[str, object]]:
     """The artifact against those that channels serve for the same model and target: predicted times of the programs
     that both have, and the drift of the weights. Channels that rollouts change are left out."""
     found = []
@@ -130,11 +130,11 @@ def served_comparisons(manifest: "Manifest", store: "Store") -> list[dict[str, o
         tip = None if fleet_of_channel(channel) else ALL.tip(store, channel)
         for served in tip.artifacts if tip else ():
             if served.slot == (manifest.model.id, manifest.target):
-                found.append({"channel": channel, "artifact": served.name} | _compared(manifest, served, store))
+                found.append({"channel": channel, "artifact": served.name} | _compared(manifest, served, store, drift))
     return found
 
 
-def _compared(manifest: "Manifest", served: "Served", store: "Store") -> dict[str, object]:
+def _compared(manifest: "Manifest", served: "Served", store: "Store", drift: bool) -> dict[str, object]:
     if served.manifest.sha256 == manifest.digest:
         return {"same": True}
     before = store.manifest(served.manifest)
@@ -143,4 +143,4 @@ def _compared(manifest: "Manifest", served: "Served", store: "Store") -> dict[st
         for line in bench(manifest, before, store)
         if line.before
     ]
-    return {"same": False, "programs": programs, "drift": weights_drift(before, manifest, store)}
+    return {"same": False, "programs": programs, "drift": weights_drift(before, manifest, store) if drift else None}

@@ -18,9 +18,11 @@ from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import (
     config_option,
     device_option,
+    html_option,
     limit_option,
     require_device_for_limit,
     store_option,
+    write_page,
 )
 from nxpipe.pipeline.cli.param_types import Share
 from nxpipe.pipeline.compile import artifact_files
@@ -88,6 +90,7 @@ _OTHER_TIMES: Final = (Column(THIS_PROGRAM, drop=4), Column(PREDICTED, drop=5, w
     metavar="FILE",
     help="Show the predictions times the factors in a file of `nxpipe calibrate`, beside the predictions.",
 )
+@html_option
 @click.option("--measured", is_flag=True, help="Show the times in the device evidence beside the predictions.")
 @device_option
 @limit_option
@@ -102,6 +105,7 @@ def bench(
     allow_empty: bool,
     threshold: float,
     calibration_path: Path | None,
+    html_path: Path | None,
     measured: bool,
     device: str | None,
     limit: float,
@@ -130,6 +134,7 @@ def bench(
       nxpipe bench bert --calibration inf2.calibration.json
       nxpipe bench bert --measured
       nxpipe bench bert --device
+      nxpipe bench bert --against production --html bench.html
       nxpipe bench bert-base-uncased@4e9ce0 --against bert-base-uncased@a41f07
     """
     from nxpipe.pipeline.artifacts.bench import bench as compare
@@ -163,13 +168,20 @@ def bench(
         for artifact in artifacts
         for name, time in execution_times(artifact, artifact_files.read(artifact, opened)).items()
     }
+    shapes = {(artifact.name, each.name): each for artifact in artifacts for each in artifact.executables}
+    documents = [
+        line.document(threshold, measured=shown)
+        | _corrected(line, calibrated)
+        | _predictions(line, whole, aws)
+        | shapes[line.artifact, line.program.name].model_dump(include={"phase", "batch", "sequence"})
+        for line in lines
+    ]
+    if html_path is not None:
+        from nxpipe.pipeline.build.report.result_pages import bench_page
+
+        write_page(html_path, bench_page(documents, 100 * threshold), console)
     if console.json:
-        console.data(
-            [
-                line.document(threshold, measured=shown) | _corrected(line, calibrated) | _predictions(line, whole, aws)
-                for line in lines
-            ]
-        )
+        console.data(documents)
     elif lines:
         columns = (*_COLUMNS, *_MEASURED) if shown else _COLUMNS
         rows = [(*_cells(line, threshold), *(_measured(line) if shown else ())) for line in lines]

@@ -132,7 +132,7 @@ NEEDS: Final = (
     Need("ml_dtypes", "nxpipe build", _COMPILE, _library("ml_dtypes")),
     Need("boto3", "a store on s3://", "pip install nxpipe", _library("boto3")),
     Need("tokenizers", "nxpipe generate, nxpipe serve", _SERVE, _library("tokenizers"), optional=True),
-    Need("starlette, uvicorn", "nxpipe serve", _SERVE, _libraries("starlette", "uvicorn"), optional=True),
+    Need("starlette, uvicorn", "nxpipe serve, nxpipe ui", _SERVE, _libraries("starlette", "uvicorn"), optional=True),
     Need("aws-cdk-lib", "cdk synth, cdk deploy", _CDK, _library("aws-cdk-lib")),
     Need("node", "cdk synth, cdk deploy", "install Node.js 24, or 22", _program("node", "--version")),
     Need("cdk", "cdk synth, cdk deploy", _install_cdk, _cdk),

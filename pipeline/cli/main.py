@@ -118,6 +118,10 @@ COMMANDS = {
         "nxpipe.pipeline.cli.store.group:store",
         "Manage artifacts: list, compare, fetch, sign, collect garbage.",
     ),
+    "ui": (
+        "nxpipe.pipeline.cli.ui:ui",
+        "Show a store in a browser, or write it as a static site.",
+    ),
     "verify": (
         "nxpipe.pipeline.cli.verify:verify",
         "Compare the emulated model with PyTorch; with --layers, layer by layer.",

@@ -10,6 +10,8 @@ from click.core import ParameterSource
 
 from nxpipe.pipeline.artifacts.store_url import VARIABLE
 from nxpipe.pipeline.cli.param_types import Choice, DurationType
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.files import write_whole
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -30,6 +32,20 @@ store_option = click.option(
     metavar="URL",
     help=f"The store: a folder, or s3://bucket/prefix.  [default: {VARIABLE}, then [store] url of nxpipe.toml]",
 )
+
+
+html_option = click.option(
+    "--html",
+    "html_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a page with charts; it needs no network.",
+)
+
+
+def write_page(path: Path, page: bytes, console: Console) -> None:
+    write_whole(path, page)
+    console.say(f"  page: {path}")
 
 
 class Label(click.ParamType[str]):

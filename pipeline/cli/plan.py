@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from nxpipe.pipeline.cli.completion import complete_instances
 from nxpipe.pipeline.cli.main import Command, LazyGroup
-from nxpipe.pipeline.cli.options import config_option
+from nxpipe.pipeline.cli.options import config_option, write_page
 from nxpipe.pipeline.cli.param_types import Amount, Choice, Count, PriceRegion, Share
 from nxpipe.pipeline.config.prices import Purchase
 from nxpipe.pipeline.util import exit_codes
@@ -341,8 +341,7 @@ def _write(
     if options["html"] is not None:
         from nxpipe.pipeline.plan.serve_page import plan_page
 
-        write_whole(options["html"], plan_page(found, comparison))
-        console.say(f"  page: {options['html']}")
+        write_page(options["html"], plan_page(found, comparison), console)
     if options["out"] is not None:
         from nxpipe.pipeline.plan.serve_files import configuration
 

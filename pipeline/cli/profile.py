@@ -10,7 +10,7 @@ import click
 from nxpipe.pipeline.cli.completion import complete_models_or_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import ModelOptions, model_options
-from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.cli.options import config_option, html_option, store_option, write_page
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.files import write_whole
 from nxpipe.pipeline.util.text import did_you_mean
@@ -28,7 +28,7 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 )
 @model_options("profile")
 @click.option("--trace", "trace_path", type=_FILE, metavar="FILE", help="Write a trace that ui.perfetto.dev opens.")
-@click.option("--html", "html_path", type=_FILE, metavar="FILE", help="Write a page with charts; it needs no network.")
+@html_option
 @click.option("--diff", "compared", is_flag=True, help="Compare two programs or artifacts: the first is the baseline.")
 @store_option
 @config_option
@@ -153,5 +153,4 @@ def _write(
     if html_path is not None:
         from nxpipe.pipeline.profile.page import profile_page
 
-        write_whole(html_path, profile_page(programs))
-        console.say(f"  page: {html_path}")
+        write_page(html_path, profile_page(programs), console)

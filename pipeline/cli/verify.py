@@ -16,10 +16,12 @@ from nxpipe.pipeline.cli.model_options import ModelOptions, execution_options, m
 from nxpipe.pipeline.cli.options import (
     config_option,
     device_option,
+    html_option,
     limit_option,
     require_device_for_limit,
     require_device_options,
     store_option,
+    write_page,
 )
 from nxpipe.pipeline.cli.param_types import Choice, Count
 from nxpipe.pipeline.config import load_config
@@ -98,6 +100,7 @@ class _Labelled:
     is_flag=True,
     help="Store the result of ARTIFACT with --mode isa as evidence of kind instructions, if it is within [verify].",
 )
+@html_option
 @execution_options
 @device_option
 @limit_option
@@ -116,6 +119,7 @@ def verify(
     slice_layers: int | None,
     steps: int | None,
     attest: bool,
+    html_path: Path | None,
     execution: ExecutionOptions,
     device: str | None,
     limit: float,
@@ -143,6 +147,7 @@ def verify(
       nxpipe verify bert-base-uncased@4e9ce0 --store s3://my-artifacts/nxpipe
       nxpipe verify bert-base-uncased@4e9ce0 --mode isa --attest
       nxpipe verify bert-base-uncased@4e9ce0 --device
+      nxpipe verify --model-id ./my-llama --layers --html accuracy.html
     """
     from nxpipe.pipeline.models.prompts import read_prompts
     from nxpipe.pipeline.models.thresholds import Thresholds
@@ -168,21 +173,24 @@ def verify(
                 ctx,
             )
         if device is not None:
-            _show(
-                _on_devices(artifact, store, config_path, (device, limit), console), verify_options, thresholds, console
-            )
+            compared = _on_devices(artifact, store, config_path, (device, limit), console)
+            _show(compared, verify_options, thresholds, console, html_path)
             return
         replay = _Replay.of(artifact, store, config_path, execution, console)
-        _show(replay.comparisons(console, attested=attest), verify_options, thresholds, console)
+        _show(replay.comparisons(console, attested=attest), verify_options, thresholds, console, html_path)
         if attest:
             replay.attest(thresholds, console)
     else:
         comparisons = _of_models(options.specs(config, config_path.parent), verify_options, console)
-        _show(comparisons, verify_options, thresholds, console)
+        _show(comparisons, verify_options, thresholds, console, html_path)
 
 
 def _show(
-    comparisons: Iterable[_Labelled], verify_options: "VerifyOptions", thresholds: "Thresholds", console: Console
+    comparisons: Iterable[_Labelled],
+    verify_options: "VerifyOptions",
+    thresholds: "Thresholds",
+    console: Console,
+    html_path: Path | None,
 ) -> None:
     """Print each comparison; raise after the last one if any result is beyond the thresholds."""
     documents, failures = [], []
@@ -193,6 +201,10 @@ def _show(
             console.page(_as_text(comparison, verify_options, thresholds))
     if console.json:
         console.data(documents)
+    if html_path is not None:
+        from nxpipe.pipeline.build.report.result_pages import verify_page
+
+        write_page(html_path, verify_page(documents), console)
     if failures:
         raise VerificationFailed(
             f"verification failed: {'; '.join(failures)}; choose a more precise autocast or relax [verify] in "

@@ -1,7 +1,7 @@
 """A serving plan as one page."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from nxpipe.pipeline.config.prices import Purchase
@@ -152,7 +152,7 @@ def _scatter(plan: ServingPlan) -> Markup | None:
     if len(points) < 2:
         return None
     x = Scale.over([point.tpot for point in points], "median time between tokens", log=True, shown=_ms,
-                  marks=sorted({point.tpot for point in points}))  # fmt: skip
+                  marks=_spread([point.tpot for point in points]))  # fmt: skip
     y = Scale.over([point.tokens_per_dollar for point in points], "tokens for a dollar",
                   shown=lambda value: f"{value / 1e6:.3g}M")  # fmt: skip
     marks = [
@@ -168,6 +168,12 @@ def _scatter(plan: ServingPlan) -> Markup | None:
     legend = dict(sorted({point.mark: point.candidate.instance.name for point in points}.items()))
     named = ", ".join(f"{mark}: {name}" for mark, name in legend.items())
     return plot("Every simulated load", f"{named}. Red: no other is better in both.", x, y, points=marks)
+
+
+def _spread(values: Sequence[float]) -> list[float]:
+    """The ends and the middle of a logarithmic range."""
+    low, high = min(values), max(values)
+    return sorted({low, (low * high) ** 0.5, high})
 
 
 def _steps(plan: ServingPlan) -> Iterator[Markup]:

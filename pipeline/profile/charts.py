@@ -100,7 +100,7 @@ def _busy_shares(profile: "Profile", engine: "Engine") -> "np.ndarray":
 
 def _time_axis(total: int, height: int) -> Iterable[Markup]:
     total = max(total, 1)
-    step = nice(total / _PS_OF_MS / 4)
+    step = nice(total / _PS_OF_MS / 3)
     for number in range(int(total / _PS_OF_MS / step) + 1):
         share = number * step * _PS_OF_MS / total
         x = f"{100 * share:.3f}%"

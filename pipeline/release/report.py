@@ -12,7 +12,9 @@ from nxpipe.artifact_store.builds import timestamp_of
 from nxpipe.artifact_store.channel.generation import Generation
 from nxpipe.pipeline import VERSION
 from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, environment_channel
+from nxpipe.pipeline.build.report.figures import accuracy
 from nxpipe.pipeline.build.report.github import append_summary
+from nxpipe.pipeline.build.report.result_pages import changes
 from nxpipe.pipeline.build.report.summary import counted, duration
 from nxpipe.pipeline.models.versions import compiler_digest
 from nxpipe.pipeline.release.gates import GateResult
@@ -56,6 +58,7 @@ def report_document(release: "ReleaseContext", run: "ReleaseRun") -> dict[str, A
         "seconds": round(run.seconds, 3),
         **report_header(release),
         "artifacts": _artifacts(release) if run.results and run.results[0].code == 0 else [],
+        "thresholds": asdict(release.thresholds),
         "gates": [asdict(result) for result in results],
         "way_back": undone,
         "versions": {"nxpipe": VERSION, "compiler": compiler_digest()},
@@ -185,7 +188,7 @@ Report = Mapping[str, Any]
 
 def html_page(report: Report) -> bytes:
     title = f"Release to {report['channel']}, {moment(report['began_at'])}"
-    return sheet(title, "Release report", _lead(report), _sections(report))
+    return sheet(title, "Release report", _lead(report), _sections(report), script=True)
 
 
 def gate_table(report: Report) -> Markup:
@@ -209,6 +212,7 @@ def _sections(report: Report) -> Iterator[Section]:
     yield Section("Gates", html_table(_GATES, rows, "Gates of the release", words=("state", "result")))
     if report["artifacts"]:
         yield Section("Artifacts", _figures(report["artifacts"], "Artifacts of the release"))
+    yield from _drawn(report)
     for gate in report["gates"]:
         if gate["figures"]:
             summary = tag("summary", counted(len(gate["figures"]), "row"))
@@ -218,6 +222,26 @@ def _sections(report: Report) -> Iterator[Section]:
         commands = [tag("pre", command) for command in report["way_back"]]
         yield Section("Undo", [tag("p", "These commands undo the release; nothing is compiled."), commands])
     yield Section("Versions", definitions({name: tag("code", value) for name, value in report["versions"].items()}))
+
+
+def _drawn(report: Report) -> Iterator[Section]:
+    """The accuracy that the gate verify found, and the changes that the gate bench found."""
+    figures = {gate["gate"]: gate["figures"] for gate in report["gates"]}
+    compared = [
+        (f"{row['artifact']} {row['program']}", _numbers(output), row["against"])
+        for row in figures.get("verify", ())
+        for output in row.get("near", ())
+    ]
+    if compared:
+        yield Section("Accuracy", accuracy(compared, report.get("thresholds")))
+    changed = [row for row in figures.get("bench", ()) if row.get("before_ns") and row.get("predicted_ns")]
+    if changed:
+        yield Section("Change against the channel", changes(changed))
+
+
+def _numbers(output: Report) -> Report:
+    """The figures of an output, which the document has as rounded texts."""
+    return {name: value if name == "output" else float(value) for name, value in output.items()}
 
 
 def _lead(report: Report) -> Markup:

@@ -136,7 +136,10 @@ def test_a_report_names_neither_the_user_nor_a_machine() -> None:
 def test_what_a_program_is_predicted_to_take_stands_beside_what_its_build_took() -> None:
     figures = {"in_short": "1.50 ms predicted", "time": {"bound_by": "tensor", "latency_ns": 1.5e6, "busy_ns": {}}}
     of = matrix(1, [1], [64, 128])
-    programs = {"forward-b1-s64": figures, "forward-b1-s128": {"in_short": ["not", "as", "we", "write", "it"]}}
+    programs: dict[str, Any] = {
+        "forward-b1-s64": figures,
+        "forward-b1-s128": {"in_short": ["not", "as", "we", "write", "it"]},
+    }
     known = {of.artifacts[0].key: ArtifactFigures(programs)}
     found = report(results(of, ends(course(of))), known)
     first, second = found["artifacts"][0]["cells"]

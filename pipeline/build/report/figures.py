@@ -20,7 +20,7 @@ from nxpipe.pipeline.util.page.charts import (
     resource_shares,
 )
 from nxpipe.pipeline.util.page.html import Child, Markup, tag
-from nxpipe.pipeline.util.page.page import NOT_MEASURED, Cell, Section, note, pill, table, two
+from nxpipe.pipeline.util.page.page import NOT_MEASURED, Cell, Row, Section, note, pill, table, two
 from nxpipe.pipeline.util.text import human_bytes
 
 _DRAWN: Final = 24  # programs in a chart; the tables have all
@@ -132,7 +132,7 @@ def accuracy(rows: Sequence[tuple[str, Document, str]], thresholds: Document | N
     axis = Scale.over(values, "largest relative error", log=True, shown=lambda value: f"{value:.0e}")
     chart = dots(
         "Largest relative error of each output",
-        "Logarithmic. A cross is an output beyond a threshold.",
+        "A cross is an output beyond a threshold.",
         drawn,
         axis,
         limits=[(limit, f"threshold {limit:g}")] if limit else (),
@@ -235,7 +235,9 @@ def _engines(programs: Sequence[tuple[str, Document]]) -> list[Markup | None]:
     if not known:
         return [tag("p", f"{NOT_MEASURED.capitalize()}: the artifact has no busy times.")]
     engines = [name for name in _ENGINES if any(name in figures["busy_ns"] for _, figures in known)]
-    rows = [(tag("code", name), *(_busy(engine, figures) for engine in engines)) for name, figures in known[:_OUTPUTS]]
+    rows: list[Row] = [
+        (tag("code", name), *(_busy(engine, figures) for engine in engines)) for name, figures in known[:_OUTPUTS]
+    ]
     about = "The share of the program's predicted device time for which each engine is busy."
     shown = table(("program", *engines), rows, "Engine utilization by program", sortable=True)
     return [note(about), shown, _more(len(known) - len(rows), "program")]
@@ -249,7 +251,7 @@ def _busy(engine: str, figures: Document) -> Cell:
     return Cell(tag("div", f"{share:.0%}", bar, class_="named"), share)
 
 
-def memory_parts(footprint: Document) -> list[tuple[str, str, float]]:
+def memory_parts(footprint: Document) -> list[tuple[str, str, int]]:
     """(class of a colour, name, bytes) of each part of a program's footprint."""
     return [
         (colour, name, sum(footprint.get(kind, 0) for kind in kinds)) for name, (colour, kinds) in MEMORY_PARTS.items()
@@ -267,7 +269,8 @@ def _memory(cells: Sequence[tuple[Document, Document]]) -> list[Markup | None]:
     if not largest:
         return [tag("p", f"{NOT_MEASURED.capitalize()}: the artifact has no footprint.")]
     ordered = sorted(largest.items(), key=lambda item: (item[0][1], item[1][0], item[0][0]))
-    rows, body = [], []
+    rows: list[Bar] = []
+    body: list[Row] = []
     for (title, _), (degree, footprint) in ordered[:_DRAWN]:
         parts = memory_parts(footprint)
         rows.append(

@@ -33,7 +33,7 @@ _IN_STORE: Final = tuple(REPORT_WORDS[status] for status in (CellStatus.CACHED, 
 _FAILED: Final = REPORT_WORDS[CellStatus.FAILED]
 _COLUMNS: Final = (
     *("program", "status", "AWS's compiler", "this program", "device time"),  # predictions, and a part of the second
-    *("build time", "peak memory", "attempts", "planned", "of"),
+    *("build time", "peak memory", "attempts", "planned", "artifact"),
 )
 _ORDER: Final = (
     CellStatus.FAILED,
@@ -56,6 +56,8 @@ _KINDS: Final = {
     )
 }
 _OUTCOMES: Final = {"found": "info", "built": "good", "failed": "bad"}  # of an attempt; else it was cut short
+# Names of exit codes that say less than a phrase.
+_REASONS: Final = {"verification-failed": "accuracy check failed", "does-not-fit": "does not fit in memory"}
 _VERDICTS: Final = {"complete": "good", "incomplete": "bad", "interrupted": "warn"}
 
 Report = Mapping[str, Any]
@@ -118,7 +120,8 @@ def _shares(counts: Mapping[str, int]) -> Markup:
 def _missing(group: Report) -> Markup:
     items = [tag("li", tag("code", cells["programs"]), " of ", cells["title"]) for cells in group["lots"]]
     listed, word = tag("ul", items), group["became"]
-    status = f"{_STATUS[word]}: {group['reason']}" if word == _FAILED else _STATUS[word]
+    reason = _REASONS.get(group["reason"], f"{_STATUS[word]}: {group['reason'].replace('-', ' ')}")
+    status = reason if word == _FAILED else _STATUS[word]
     return tag(
         "article",
         tag("h3", status, tag("span", counted(group["cells"], "program"), class_="count")),
@@ -151,7 +154,7 @@ def _programs(cells: Sequence[tuple[Report, Report]]) -> Markup:
     """Failures first; the script can sort and filter."""
     order = [REPORT_WORDS[status] for status in _ORDER]
     rows = [_program(*pair) for pair in sorted(cells, key=lambda pair: order.index(pair[1]["became"]))]
-    return table(_COLUMNS, rows, "Programs of the build", words=("status", "planned", "of"), sortable=True)
+    return table(_COLUMNS, rows, "Programs of the build", words=("status", "planned", "artifact"), sortable=True)
 
 
 def _program(artifact: Report, cell: Report) -> list[Cell]:

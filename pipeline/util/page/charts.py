@@ -14,7 +14,6 @@ from nxpipe.pipeline.util.page.html import Child, Markup, tag
 
 HEIGHT: Final = 240  # pixels of a plot
 AXIS: Final = 22  # pixels of the names below an axis
-_ROW: Final = 34  # pixels of a bar with its name
 _BAR: Final = 12
 _GUTTER: Final = 62  # pixels of the names beside an axis
 _EXTENT: Final = 1000  # units of a drawing that is stretched
@@ -55,7 +54,8 @@ class Scale:
         low, high = min(known), max(known)
         if not marks:
             low, high = 10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high))
-        return cls(low / 1.001, (high if high > low else 10 * low) * 1.001, label, log=True, shown=shown, marks=marks)
+        low, high = (low, high) if high > low else (low / 2, high * 2)
+        return cls(low / 1.001, high * 1.001, label, log=True, shown=shown, marks=marks)
 
     def at(self, value: float) -> float:
         """The place of a value, from 0 to 1; one beyond the axis is at its end."""
@@ -65,15 +65,14 @@ class Scale:
 
     def ticks(self, most: int = 5) -> list[float]:
         if self.marks:
-            step = -(-len(self.marks) // most)
-            return list(self.marks[::step])
+            return list(self.marks[:: -(-len(self.marks) // most)])
         if self.log:
             first, last = (round(math.log10(end)) for end in (self.low, self.high))
-            step = max(1, -(-(last - first) // most))
-            return [10.0**power for power in range(first, last + 1, step)]
+            powers = range(first, last + 1, max(1, -(-(last - first) // most)))
+            return [10.0**power for power in powers]
         step = nice((self.high - self.low) / most)
-        first = math.ceil(self.low / step - 1e-9)
-        return [number * step for number in range(first, int(self.high / step + 1e-9) + 1)]
+        numbers = range(math.ceil(self.low / step - 1e-9), int(self.high / step + 1e-9) + 1)
+        return [number * step for number in numbers]
 
 
 def nice(step: float) -> float:
@@ -305,36 +304,34 @@ def bars(
     if most is None:
         reach = [min(row.interval[1], 3 * end) for row, end in zip(rows, ends, strict=True) if row.interval]
         most = 1.05 * max([*ends, *reach, *([limit[0]] if limit else []), 1e-12])
-    top = AXIS if limit else 0
-    drawn: list[Markup] = []
-    for number, row in enumerate(rows):
-        drawn += _bar(row, top + number * _ROW, most)
-    if limit:
-        drawn += _limit(limit[0] / most, limit[1], top + len(rows) * _ROW)
-    chart = drawing(title, "; ".join(row.text for row in rows), drawn, height=top + len(rows) * _ROW)
-    return figure(note, chart, legend(key) if key else None, title=title)
+    items = [tag("li", tag("span", row.text), _bar(row, most, limit[0] if limit else None)) for row in rows]
+    about = joined_sentences(note, f"The line across all rows: {limit[1]}." if limit else "")
+    return figure(about, tag("ul", items, class_="bar-list"), legend(key) if key else None, title=title)
 
 
-def _bar(row: Bar, y: int, most: float) -> list[Markup]:
-    drawn = [tag("text", row.text, x=0, y=y + 12, class_="name"),
-             tag("rect", x=0, y=y + 17, width="100%", height=_BAR, rx=2, class_="track")]  # fmt: skip
+def joined_sentences(*sentences: str) -> str:
+    return " ".join(filter(None, sentences))
+
+
+def _bar(row: Bar, most: float, limit: float | None) -> Markup:
+    """The shape of a bar, whose text is beside it."""
+    drawn = [tag("rect", y=1, width="100%", height=_BAR, rx=2, class_="track")]
     begun = 0.0
     for colour, length in row.parts:
-        drawn.append(tag("rect", x=percent(min(begun / most, 1)), y=y + 17, width=percent(min(length / most, 1)),
-                         height=_BAR, class_=colour))  # fmt: skip
+        at, width = percent(min(begun / most, 1)), percent(min(length / most, 1))
+        drawn.append(tag("rect", x=at, y=1, width=width, height=_BAR, class_=colour))
         begun += length
     if row.interval:
         low, high = (percent(min(end / most, 1.0)) for end in row.interval)
-        drawn.append(tag("line", x1=low, x2=high, y1=y + 23, y2=y + 23, class_="interval"))
-    return drawn
+        drawn.append(tag("line", x1=low, x2=high, y1=7, y2=7, class_="interval"))
+    if limit is not None:
+        drawn.append(_limit(limit / most))
+    return tag("svg", drawn, height=_BAR + 2, aria_hidden="true")
 
 
-def _limit(share: float, name: str, height: int) -> list[Markup]:
+def _limit(share: float) -> Markup:
     at = percent(min(share, 1.0))
-    return [
-        tag("line", x1=at, x2=at, y1=AXIS - 6, y2=height, class_="limit"),
-        tag("text", name, x=at, y=12, text_anchor="end" if share > 0.5 else "start", class_="limit-name"),
-    ]
+    return tag("line", x1=at, x2=at, y1=0, y2=_BAR + 2, class_="limit")
 
 
 @dataclass(frozen=True)
@@ -351,32 +348,32 @@ def dots(
     title: str, note: str, rows: Sequence[Dot], axis: Scale, *, limits: Sequence[tuple[float, str]] = ()
 ) -> Markup:
     """A row for each figure, below its name; limits are lines through all rows."""
-    top = AXIS if limits else 4
-    height = top + len(rows) * _ROW
-    drawn: list[Markup] = []
+    items = [tag("li", tag("span", row.text), _dot(row, axis, [value for value, _ in limits])) for row in rows]
+    names = []
     for value in axis.ticks():
         at = axis.at(value)
         anchor = "start" if at < 0.03 else "end" if at > 0.95 else "middle"
-        drawn.append(tag("line", x1=percent(at), x2=percent(at), y1=top, y2=height, class_=None if value else "zero"))
-        drawn.append(tag("text", axis.shown(value), x=percent(at), y=height + AXIS - 4, text_anchor=anchor))
-    for number, row in enumerate(rows):
-        drawn += _dot(row, top + number * _ROW, axis)
-    for value, name in limits:
-        drawn += _limit(axis.at(value), name, height)
-    described = f"{axis.label}. {'; '.join(row.text for row in rows)}"
-    return figure(note, drawing(title, described, drawn, height=height + AXIS), title=title)
+        names.append(tag("text", axis.shown(value), x=percent(at), y=14, text_anchor=anchor))
+    below = tag("svg", names, height=AXIS, aria_hidden="true")
+    about = joined_sentences(f"Across: {axis.label}{', logarithmic' if axis.log else ''}.", note,
+                             *(f"The line across all rows: {name}." for _, name in limits))  # fmt: skip
+    return figure(about, tag("ul", items, class_="bar-list"), below, title=title)
 
 
-def _dot(row: Dot, y: int, axis: Scale) -> list[Markup]:
-    drawn = [tag("text", row.text, x=0, y=y + 12, class_="name")]
+def _dot(row: Dot, axis: Scale, limits: Sequence[float]) -> Markup:
+    drawn = []
+    for value in axis.ticks():
+        at = percent(axis.at(value))
+        drawn.append(tag("line", x1=at, x2=at, y1=0, y2=_BAR + 2, class_=None if value else "zero"))
     if row.interval:
         low, high = (percent(axis.at(end)) for end in row.interval)
-        drawn.append(tag("line", x1=low, x2=high, y1=y + 23, y2=y + 23, class_="interval"))
+        drawn.append(tag("line", x1=low, x2=high, y1=7, y2=7, class_="interval"))
     if row.value is not None:
         cross = tag("polygon", points="-6,-4 -4,-6 0,-2 4,-6 6,-4 2,0 6,4 4,6 0,2 -4,6 -6,4 -2,0", class_="k-bad")
         mark = cross if row.fails else tag("circle", r=5, class_="point k-good")
-        drawn.append(tag("svg", mark, x=percent(axis.at(row.value)), y=y + 23, overflow="visible"))
-    return drawn
+        drawn.append(tag("svg", mark, x=percent(axis.at(row.value)), y=7, overflow="visible"))
+    drawn += [_limit(axis.at(value)) for value in limits]
+    return tag("svg", drawn, height=_BAR + 2, aria_hidden="true")
 
 
 # Shares and activity

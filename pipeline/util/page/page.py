@@ -39,10 +39,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Site:
-    """Where a page stands in a site: (title, address) of the main pages, and the address of its own."""
+    """Where a page stands in a site: (title, address) of the main pages, the address of its own, and the way from it to
+    the top of the site, such as `../`."""
 
     links: Sequence[tuple[str, str]]
     here: str
+    root: str = ""
 
 
 Row: TypeAlias = "Sequence[Child | Cell]"
@@ -195,8 +197,7 @@ def table(
         tag("tbody", body),
         class_=f"{width} sortable" if sortable else width,
     )
-    scrolls = {"role": "group", "aria_label": caption, "tabindex": 0} if width != "few" else {}
-    return tag("div", built, class_="wide", **scrolls)
+    return tag("div", built, class_="wide", role="group", aria_label=caption, tabindex=0)
 
 
 def _cell(cell: "Child | Cell", label: str | None, numeric: bool, column: int) -> Markup:
