@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
     from nxpipe.artifact_store.documents import Blob
     from nxpipe.artifact_store.manifest import Manifest
+    from nxpipe.emulator.ir.types import TensorType
     from nxpipe.emulator.numerics import Array
     from nxpipe.emulator.run.counters import Prediction
     from nxpipe.emulator.run.model import Code
@@ -82,6 +83,7 @@ class EmulatedSession:
 
 Load = Callable[[Sequence[str], int], Session]  # programs by name; the number of the copy
 Latency = Callable[[str], float | None]  # the predicted milliseconds of a program
+Inputs = Callable[[str], Mapping[str, "TensorType"]]  # the types of a program's inputs
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class ServingModel:
     load: Load
     latency_ms: Latency
     artifact: str | None = None  # the artifact's name
+    inputs: Inputs | None = None  # None if they are not known before a program is loaded
 
     @classmethod
     def read(cls, published: "Published", store: "Store", execution: "ExecutionOptions", step: Step) -> "ServingModel":
@@ -120,13 +123,18 @@ class ServingModel:
 
     @classmethod
     def of_manifest(
-        cls, manifest: "Manifest", read: "Callable[[Blob], bytes]", load: Load, latency: Latency = lambda _: None
+        cls,
+        manifest: "Manifest",
+        read: "Callable[[Blob], bytes]",
+        load: Load,
+        latency: Latency = lambda _: None,
+        inputs: Inputs | None = None,
     ) -> "ServingModel":
         """A model from its manifest, a reader of its files, and a loader of its programs."""
         files = {file.path: read(file.blob) for file in manifest.files if not file.path.startswith(_OF_PROGRAMS)}
         config = json_object(manifest.model.id, files, "config.json")
         model, programs = manifest.model, manifest.executables
-        return cls(model.id, model.task, config, files, programs, load, latency, manifest.name)
+        return cls(model.id, model.task, config, files, programs, load, latency, manifest.name, inputs)
 
     @classmethod
     def _of_artifact(
@@ -136,15 +144,20 @@ class ServingModel:
         execution: "ExecutionOptions",
         read: "Callable[[Blob], bytes]",
     ) -> "ServingModel":
-        stored = {each.executable.name: each for each in artifact.programs}
+        from nxpipe.emulator.isa.program import Role
 
+        stored = {each.executable.name: each for each in artifact.programs}
         predictions = _Predictions(stored, _utilisations(artifact.manifest, read))
 
         def load(names: Sequence[str], copy: int) -> Session:
             codes = {name: _stored_code(stored[name], execution) for name in names}
             return EmulatedSession(codes, weights, copy, predictions.of)
 
-        return cls.of_manifest(artifact.manifest, read, load, predictions.latency_ms)
+        def inputs(name: str) -> "Mapping[str, TensorType]":
+            ports = stored[name].instructions.ports
+            return {port.name: port.type for port in ports if port.role is Role.INPUT}
+
+        return cls.of_manifest(artifact.manifest, read, load, predictions.latency_ms, inputs)
 
     @cached_property
     def text(self) -> Text:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Files = Mapping[str, bytes]  # the files of an artifact by path
 
+DEFAULT_TOKENS: Final = 64  # of a generated text, where nothing else limits it
 TOKENIZER: Final = "tokenizer.json"
 _SETTINGS: Final = "tokenizer_config.json"
 _TEMPLATES: Final = ("chat_template.jinja", "chat_template.json")
@@ -62,6 +63,11 @@ class Text:
     def end_of_text(self) -> int | None:
         """The tokenizer's own end of text."""
         return self.token(self._special["eos_token"]) if "eos_token" in self._special else None
+
+    @property
+    def mask_token(self) -> str | None:
+        """The text of the token that stands for a masked one."""
+        return self._special.get("mask_token")
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids; `special` adds those that the tokenizer puts around a text."""
