@@ -13,17 +13,17 @@ from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import execution_options
 from nxpipe.pipeline.cli.options import config_option, device_option, limit_option, store_option
 from nxpipe.pipeline.cli.param_types import Amount, Count, Share
-from nxpipe.pipeline.cli.serve import ArtifactChoice, choice_options, machine_of, require_libraries
-from nxpipe.pipeline.serving.text import DEFAULT_TOKENS
+from nxpipe.pipeline.cli.serve import ArtifactChoice, choice_options, machine_of
+from nxpipe.pipeline.serving.text import DEFAULT_TOKENS, require_serving_libraries
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import InputInvalid
 from nxpipe.pipeline.util.files import MiB
 from nxpipe.pipeline.verify.execution import ExecutionOptions
 
 if TYPE_CHECKING:
+    from nxpipe.pipeline.serving.inference import TextGenerator
     from nxpipe.pipeline.serving.model import ServingModel
     from nxpipe.pipeline.serving.sampling import SamplingParams
-    from nxpipe.pipeline.serving.inference import TextGenerator
 
 _LARGEST_INPUT: Final = MiB
 _PROMPT: Final = "> "
@@ -102,7 +102,7 @@ def generate(
     choice.require_one(ctx)
     if system is not None and not chat:
         raise click.UsageError("--system is a message of a chat; pass --chat too", ctx)
-    require_libraries()
+    require_serving_libraries()
     from nxpipe.pipeline.serving.sampling import SamplingParams
 
     given = {name: value for name, value in (("top_p", top_p), ("top_k", top_k), ("seed", seed)) if value is not None}

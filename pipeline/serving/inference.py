@@ -328,7 +328,7 @@ class LoadedModel(Displayed):
     ) -> GeneratedText | TextStream:
         """Answer a conversation, a list of messages with `role` and `content`, by the model's chat template.
 
-        A text is the message of a user. The beginning of a conversation is not read again: its tokens stay in the cache.
+        A text is the message of a user. The beginning of a conversation is not read again: the cache keeps its tokens.
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
@@ -509,7 +509,9 @@ class LoadedModel(Displayed):
         """Answer by the task: a text or a list of texts, `question=` and `context=`, or arrays by name."""
         if len(inputs) == 1 and isinstance(inputs[0], Mapping) and not self._model.generates:
             given = inputs[0]
-            return self.answer(**given) if self.task == "question-answering" and "question" in given else self.run(given)
+            return (
+                self.answer(**given) if self.task == "question-answering" and "question" in given else self.run(given)
+            )
         methods: dict[str, Any] = {
             "text-generation": self.generate,
             "text-classification": self.classify,
@@ -653,8 +655,8 @@ def _no_fit(
     ids = arrays.get("input_ids")
     if ids is not None and ids.ndim == 2 and ids.shape[1] > longest:
         return PromptTooLong(
-            f"input_ids has {ids.shape[1]:,} tokens, and the largest bucket {longest:,}; shorten it, or build the model "
-            "with a longer one",
+            f"input_ids has {ids.shape[1]:,} tokens, and the largest bucket {longest:,}; shorten it, or build the "
+            "model with a longer one",
             ids.shape[1],
             longest,
         )

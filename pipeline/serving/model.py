@@ -4,10 +4,12 @@ It is read from a store, from the folder that `store fetch` and the agent write,
 On devices, programs run in a process for each rank, which loads them once.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,11 +20,12 @@ from nxpipe.pipeline.serving.scheduler import Scheduler
 from nxpipe.pipeline.serving.text import Files, Text, json_object
 from nxpipe.pipeline.util.errors import InputInvalid, ProgramInvalid
 from nxpipe.pipeline.util.files import DocumentInvalid, json_of
-from nxpipe.pipeline.util.progress import Step
+from nxpipe.pipeline.util.progress import Step, Watch
 from nxpipe.pipeline.verify.device import (
     DeviceOptions,
     described_device,
     device_faults,
+    fetch_programs,
     on_ranks,
     require_device_programs,
     require_libraries,
@@ -318,6 +321,27 @@ def on_devices(folder: Path, options: DeviceOptions, step: Step) -> ServingModel
     return ServingModel.of_manifest(
         opened.manifest, opened.read_blob, lambda names, copy: DeviceSession(names, folder, options, copy)
     )
+
+
+def folder_model(folder: Path, machine: "ExecutionOptions | DeviceOptions", step: Step) -> ServingModel:
+    """The artifact in a fetched folder, on the emulator or on this machine's devices."""
+    if isinstance(machine, DeviceOptions):
+        return on_devices(folder, machine, step)
+    return ServingModel.read_folder(folder, machine, step)
+
+
+@contextmanager
+def served_model(
+    published: "Published", store: "Store", machine: "ExecutionOptions | DeviceOptions", step: Step, watch: Watch
+) -> Iterator[ServingModel]:
+    """The artifact of a store, on the emulator, or on this machine's devices from a temporary folder."""
+    if not isinstance(machine, DeviceOptions):
+        yield ServingModel.read(published, store, machine, step)
+        return
+    require_device_programs(published.manifest)
+    with TemporaryDirectory(prefix="nxpipe-device-") as name:
+        fetch_programs(published.manifest, store, Path(name), step, watch)
+        yield on_devices(Path(name), machine, step)
 
 
 def _files(folder: Path, name: str) -> dict[str, str]:

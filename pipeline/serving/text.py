@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from nxpipe.pipeline.util.errors import InputInvalid, ModelSourceError
+from nxpipe.pipeline.util.errors import InputInvalid, MissingSoftware, ModelSourceError
 from nxpipe.pipeline.util.files import DocumentInvalid, json_of
 
 if TYPE_CHECKING:
@@ -25,6 +25,18 @@ _SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_toke
 _DEFAULT: Final = "default"  # of several templates, the one of chats
 _REPLACEMENT: Final = "�"  # an incomplete character
 _LONGEST_CONVERSATION: Final = 4096  # messages
+
+
+_LIBRARIES: Final = ("numpy", "ml_dtypes", "safetensors", "tokenizers", "jinja2")
+
+
+def require_serving_libraries(*further: str) -> None:
+    """Raise MissingSoftware for the first library that serving needs and that is not installed."""
+    from importlib.util import find_spec
+
+    for name in (*_LIBRARIES, *further):
+        if find_spec(name) is None:
+            raise MissingSoftware(name, "Serving", "run: pip install 'nxpipe[serve]'")
 
 
 class Text:

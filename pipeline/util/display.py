@@ -39,21 +39,24 @@ class TablePart:
     def text(self) -> str:
         rows = [[for_terminal(cell) for cell in row] for row in self.rows]
         lines = unstyled(table([for_terminal(name) for name in self.header], rows))
+        if not any(self.header):
+            lines = lines.partition("\n")[2]
         return f"{for_terminal(self.title)}\n{lines}" if self.title else lines
 
     def html(self) -> str:
         numbers = [_is_numeric(row[column] for row in self.rows) for column in range(len(self.header))]
         classes = [' class="number"' if number else "" for number in numbers]
-        head = "".join(
+        names = "".join(
             f'<th scope="col"{own}>{for_html(name)}</th>' for own, name in zip(classes, self.header, strict=True)
         )
+        head = f"<thead><tr>{names}</tr></thead>" if any(self.header) else ""
         body = "".join(
             "<tr>"
             + "".join(f"<td{own}>{for_html(cell)}</td>" for own, cell in zip(classes, row, strict=True))
             + "</tr>"
             for row in self.rows
         )
-        drawn = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        drawn = f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
         return _titled(self.title, drawn)
 
 
