@@ -102,10 +102,10 @@ def _profile_parts(program: "ProfiledProgram") -> Iterator[Part]:
     busy = [(name, ps / total, f"{ps / total:.0%}") for name, ps in profile.busy.items() if ps]
     yield BarsPart("Busy share of each engine", sorted(busy, key=lambda bar: -bar[1]))
     operators = [
-        (name, share.on_path / 1e9, f"{share.on_path / total:.1%} of the critical path")
+        (name, share.on_path / total, f"{share.on_path / total:.1%}")
         for name, share in list(profile.by_operator.items())[:_ROWS]
     ]
-    yield BarsPart("Largest operators", operators)
+    yield BarsPart("Largest operators, by their share of the critical path", operators)
     if program.changes:
         changes = [
             (f"-{change.gain:.0%}", time_text(change.latency_ns * 1000), change.action)

@@ -4,7 +4,8 @@ A result lists its parts (`display`). A notebook shows them as HTML by `_repr_ht
 prompt and `print` show them as text. All text is escaped: names of models and labels are untrusted.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -164,8 +165,11 @@ def _svg(label: str, height: int, drawn: Iterable[str]) -> str:
     return f'<svg height="{height}" role="img" aria-label="{for_html(label)}">{"".join(drawn)}</svg>'
 
 
+# 12, -3.5 %, 438.1 MB, +1.2%, $4,996, 375.3 x.
+_FIGURE: Final = re.compile(r"[-+$]?[0-9][0-9,.]*(e[-+]?[0-9]+)?( ?[%A-Za-z]{1,4})?", re.ASCII)
+
+
 def _is_numeric(cells: Iterable[str]) -> bool:
-    """Whether a column has figures: they begin with a digit, a sign or a currency."""
-    shown: Iterator[str] = (cell for cell in cells if cell not in ("", "-"))
-    firsts = {cell[0] for cell in shown}
-    return bool(firsts) and firsts <= set("0123456789+-.$")
+    """Whether a column has figures only, with or without a unit."""
+    shown = [cell for cell in cells if cell not in ("", "-")]
+    return bool(shown) and all(_FIGURE.fullmatch(cell) for cell in shown)
