@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         LabelledToken,
         LoadedModel,
         MaskFill,
+        SamplingKeywords,
         TextStream,
     )
     from nxpipe.pipeline.util.errors import (
@@ -72,7 +73,7 @@ _HOMES = {
     "results": ("ArtifactDifference", "Bench", "CapacityPlan", "Explanation", "Profile", "Verification"),
     "pipeline.serving.inference": (
         *("Classification", "ExtractedAnswer", "GeneratedText", "LabelledToken", "LoadedModel", "MaskFill"),
-        "TextStream",
+        *("SamplingKeywords", "TextStream"),
     ),
     "pipeline.build.plan": ("BuildPlan",),
     "pipeline.check.report": ("CheckReport:Report",),
@@ -131,6 +132,7 @@ __all__ = [
     "Profile",
     "PromptTooLong",
     "Refused",
+    "SamplingKeywords",
     "Store",
     "StoreError",
     "TextStream",

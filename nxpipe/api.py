@@ -50,9 +50,9 @@ class ModelKeywords(TypedDict, total=False):
     """
 
     task: str | None
-    batches: tuple[int, ...]
-    buckets: tuple[int, ...] | None
-    phases: tuple[str, ...] | None
+    batches: Sequence[int]
+    buckets: Sequence[int] | None
+    phases: Sequence[str] | None
     autocast: str
     autocast_type: str
     weights: str | None
@@ -354,17 +354,23 @@ def plan_serve(
     from nxpipe.pipeline.plan.traffic import LengthDistribution, Traffic
     from nxpipe.results import CapacityPlan
 
-    lengths = [
+    prompts, outputs = (
         each if isinstance(each, LengthDistribution) else LengthDistribution.parse(str(each))
         for each in (prompt, output)
-    ]
-    objectives = [None if each is None else Objective.parse(each) for each in (ttft, tpot)]
+    )
     if not (rate > 0 and 0 < availability < 1):
         raise InputInvalid(f"rate {rate} must be more than 0 and availability {availability} between 0 and 1")
-    bought = tuple(Purchase(each) for each in purchases)
     demand = ServingDemand(
-        Traffic(*lengths), rate, *objectives, availability, budget, region, bought, certain=certain
-    )  # fmt: skip
+        Traffic(prompts, outputs),
+        rate,
+        ttft=None if ttft is None else Objective.parse(ttft),
+        tpot=None if tpot is None else Objective.parse(tpot),
+        availability=availability,
+        budget=budget,
+        region=region,
+        purchases=tuple(Purchase(each) for each in purchases),
+        certain=certain,
+    )
     prices = load_prices()
     found = plan_serving(planned_model(str(model)), demand, instances_of(instances), prices, workers=workers)
     if gpus is False:
@@ -445,6 +451,9 @@ def _spec(model: str | Path, target: str, tp: int | None, keywords: ModelKeyword
     defaults = dict.fromkeys(spec_options()) | {
         name: Model.model_fields[name].default for name in ("batches", "autocast", "autocast_type")
     }
-    options = {name: value for name, value in keywords.items() if name != "axes"}
+    options: dict[str, Any] = {name: value for name, value in keywords.items() if name != "axes"}
+    options |= {
+        name: tuple(options[name]) for name in ("batches", "buckets", "phases") if options.get(name) is not None
+    }
     axes = tuple(keywords.get("axes", {}).items())
     return ModelSpec.from_options(str(model), defaults | options | {"target": target, "tp": tp}, axes=axes)

@@ -254,12 +254,12 @@ class Store(Displayed):
         if rows:
             yield TablePart("", header, rows)
 
-    def _serving(self) -> "dict[str, list[str]]":
+    def _serving(self) -> dict[str, tuple[str, ...]]:
         """The channels by the digests of the manifests that they serve."""
-        serving: dict[str, list[str]] = {}
+        serving: dict[str, tuple[str, ...]] = {}
         for channel in self.channels():
             for served in channel.served:
-                serving.setdefault(served, []).append(channel.name)
+                serving[served] = (*serving.get(served, ()), channel.name)
         return serving
 
 

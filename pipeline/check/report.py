@@ -119,8 +119,8 @@ class Report(Displayed):
     def display(self) -> Iterator[Part]:
         yield f"{self.model}, {self.task}: {self.exit_code.name}"
         if self.findings:
-            rows = [(each.rule.severity.value, each.rule.id, each.message, each.advice) for each in self.findings]
-            yield TablePart("Findings", ("severity", "rule", "finding", "advice"), rows)
+            found = [(each.rule.severity.value, each.rule.id, each.message, each.advice) for each in self.findings]
+            yield TablePart("Findings", ("severity", "rule", "finding", "advice"), found)
         if self.programs:
             rows = [(each.name, f"{each.nodes:,}") for each in self.programs]
             yield TablePart("Programs", ("program", "operators"), rows)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -110,6 +110,22 @@ class ExtractedAnswer:
     score: float
     start: int
     end: int
+
+
+class SamplingKeywords(TypedDict, total=False):
+    """How a text is continued; all are optional.
+
+    max_new_tokens: tokens at most; default: 64. temperature: 0, the default, takes the likeliest token; higher values
+    up to 2 draw from more of them. top_p, top_k: draw from the likeliest tokens of this share, or of this number. seed:
+    draw the same tokens in every call. stop: end before this text, or the first of these.
+    """
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float | None
+    top_k: int | None
+    seed: int | None
+    stop: str | Sequence[str]
 
 
 class TextStream(Iterator[str]):
@@ -217,9 +233,9 @@ class TextGenerator:
 class LoadedModel(Displayed):
     """An artifact whose programs are loaded in this process. Calling it answers by its task:
 
-    text generation: `generate`; text and token classification: `classify`; fill-mask: `fill`; feature extraction:
-    `embed`; question answering: `answer`; any other task: `run`, with arrays by name. A context manager; `close` frees
-    the programs.
+    text generation: `generate`; text classification: `classify`; token classification: `classify_tokens`; fill-mask:
+    `fill`; feature extraction: `embed`; question answering: `answer`; any other task: `run`, with arrays by name. A
+    context manager; `close` frees the programs.
     """
 
     def __init__(self, model: ServingModel, rows: int | None = None, *, resources: ExitStack | None = None) -> None:
@@ -257,42 +273,26 @@ class LoadedModel(Displayed):
     # Text generation
 
     @overload
-    def generate(
-        self, prompts: str, *, stream: Literal[False] = ..., max_new_tokens: int = ..., temperature: float = ...,
-        top_p: float | None = ..., top_k: int | None = ..., seed: int | None = ..., stop: str | Sequence[str] = ...,
-    ) -> GeneratedText: ...  # fmt: skip
+    def generate(  # type: ignore[overload-overlap]  # a text is no list
+        self, prompts: str, *, stream: Literal[False] = ..., **sampling: Unpack[SamplingKeywords]
+    ) -> GeneratedText: ...
+
+    @overload
+    def generate(self, prompts: str, *, stream: Literal[True], **sampling: Unpack[SamplingKeywords]) -> TextStream: ...
 
     @overload
     def generate(
-        self, prompts: str, *, stream: Literal[True], max_new_tokens: int = ..., temperature: float = ...,
-        top_p: float | None = ..., top_k: int | None = ..., seed: int | None = ..., stop: str | Sequence[str] = ...,
-    ) -> TextStream: ...  # fmt: skip
-
-    @overload
-    def generate(
-        self, prompts: Sequence[Prompt], *, stream: Literal[False] = ..., max_new_tokens: int = ...,
-        temperature: float = ..., top_p: float | None = ..., top_k: int | None = ..., seed: int | None = ...,
-        stop: str | Sequence[str] = ...,
-    ) -> list[GeneratedText]: ...  # fmt: skip
+        self, prompts: Sequence[Prompt], *, stream: Literal[False] = ..., **sampling: Unpack[SamplingKeywords]
+    ) -> list[GeneratedText]: ...
 
     def generate(
-        self,
-        prompts: str | Sequence[Prompt],
-        *,
-        stream: bool = False,
-        max_new_tokens: int = DEFAULT_TOKENS,
-        temperature: float = 0.0,
-        top_p: float | None = None,
-        top_k: int | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
+        self, prompts: str | Sequence[Prompt], *, stream: bool = False, **sampling: Unpack[SamplingKeywords]
     ) -> GeneratedText | list[GeneratedText] | TextStream:
         """Continue a text, or each text or list of token ids of a list, which run together.
 
-        Temperature 0 takes the likeliest token; higher ones draw, equally for equal seeds. The text ends before a stop
-        string. `stream` returns the parts of one text as they come. Raises PromptTooLong.
+        `stream` returns the parts of one text as they come. Raises PromptTooLong.
         """
-        params = _params(max_new_tokens, temperature, top_p, top_k, seed, stop)
+        params = _params(sampling)
         if isinstance(prompts, str):
             started = self._generator(1).stream(self._tokens(prompts), params)
             return started if stream else started.finish()
@@ -302,29 +302,20 @@ class LoadedModel(Displayed):
 
     @overload
     def chat(
-        self, messages: str | Sequence[Message], *, stream: Literal[False] = ..., max_new_tokens: int = ...,
-        temperature: float = ..., top_p: float | None = ..., top_k: int | None = ..., seed: int | None = ...,
-        stop: str | Sequence[str] = ...,
-    ) -> GeneratedText: ...  # fmt: skip
-
-    @overload
-    def chat(
-        self, messages: str | Sequence[Message], *, stream: Literal[True], max_new_tokens: int = ...,
-        temperature: float = ..., top_p: float | None = ..., top_k: int | None = ..., seed: int | None = ...,
-        stop: str | Sequence[str] = ...,
-    ) -> TextStream: ...  # fmt: skip
-
-    def chat(
         self,
         messages: str | Sequence[Message],
         *,
-        stream: bool = False,
-        max_new_tokens: int = DEFAULT_TOKENS,
-        temperature: float = 0.0,
-        top_p: float | None = None,
-        top_k: int | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
+        stream: Literal[False] = ...,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> GeneratedText: ...
+
+    @overload
+    def chat(
+        self, messages: str | Sequence[Message], *, stream: Literal[True], **sampling: Unpack[SamplingKeywords]
+    ) -> TextStream: ...
+
+    def chat(
+        self, messages: str | Sequence[Message], *, stream: bool = False, **sampling: Unpack[SamplingKeywords]
     ) -> GeneratedText | TextStream:
         """Answer a conversation, a list of messages with `role` and `content`, by the model's chat template.
 
@@ -332,8 +323,7 @@ class LoadedModel(Displayed):
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        params = _params(max_new_tokens, temperature, top_p, top_k, seed, stop)
-        started = self._generator(1).stream(self._model.text.chat(messages), params)
+        started = self._generator(1).stream(self._model.text.chat(messages), _params(sampling))
         return started if stream else started.finish()
 
     def _together(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[GeneratedText]:
@@ -370,18 +360,29 @@ class LoadedModel(Displayed):
     # Encoders
 
     @overload
-    def classify(self, texts: str) -> Classification | list[LabelledToken]: ...
+    def classify(self, texts: str) -> Classification: ...  # type: ignore[overload-overlap]  # a text is no list
 
     @overload
-    def classify(self, texts: Sequence[Prompt]) -> list[Classification] | list[list[LabelledToken]]: ...
+    def classify(self, texts: Sequence[Prompt]) -> list[Classification]: ...
 
-    def classify(self, texts: str | Sequence[Prompt]) -> Any:
-        """The class of each text, or of each of its tokens for a model of task token-classification."""
-        self._require_task("text-classification", "token-classification")
-        tokenized = self._tokenized(texts)
-        logits = [output["logits"] for output in self._encoded([each.ids for each in tokenized])]
-        of_one = self._classified if self.task == "text-classification" else self._labelled
-        found = [of_one(own, each) for own, each in zip(logits, tokenized, strict=True)]
+    def classify(self, texts: str | Sequence[Prompt]) -> Classification | list[Classification]:
+        """The class of a text, or of each text of a list."""
+        self._require_task("text-classification")
+        found = [self._classified(logits) for logits, _ in self._logits(texts)]
+        return found[0] if isinstance(texts, str) else found
+
+    @overload
+    def classify_tokens(  # type: ignore[overload-overlap]  # a text is no list
+        self, texts: str
+    ) -> list[LabelledToken]: ...
+
+    @overload
+    def classify_tokens(self, texts: Sequence[Prompt]) -> list[list[LabelledToken]]: ...
+
+    def classify_tokens(self, texts: str | Sequence[Prompt]) -> list[LabelledToken] | list[list[LabelledToken]]:
+        """The class of each token of a text, or of each text of a list, without those that the tokenizer adds."""
+        self._require_task("token-classification")
+        found = [self._labelled(logits, tokens) for logits, tokens in self._logits(texts)]
         return found[0] if isinstance(texts, str) else found
 
     def embed(self, texts: str | Sequence[Prompt], *, pooling: Pooling = "mean") -> "Array":
@@ -428,6 +429,11 @@ class LoadedModel(Displayed):
     def _tokenized(self, texts: str | Sequence[Prompt]) -> "list[_Tokens]":
         return [_Tokens.of(self._model, text) for text in ([texts] if isinstance(texts, str) else texts)]
 
+    def _logits(self, texts: str | Sequence[Prompt]) -> "list[tuple[Array, _Tokens]]":
+        tokens = self._tokenized(texts)
+        outputs = self._encoded([each.ids for each in tokens])
+        return [(output["logits"], own) for output, own in zip(outputs, tokens, strict=True)]
+
     def _encoded(self, rows: Sequence[Sequence[int]]) -> "list[dict[str, Array]]":
         encoder = self._encoding()
         tokens = [encoder.tokens(row) for row in rows]
@@ -441,7 +447,7 @@ class LoadedModel(Displayed):
                 self._encoder = Encoder(self._model, self._loaded())
             return self._encoder
 
-    def _classified(self, logits: "Array", tokens: "_Tokens") -> Classification:
+    def _classified(self, logits: "Array") -> Classification:
         scores = class_scores(self._model, logits)
         named = {label_of(self._model, number): float(score) for number, score in enumerate(scores)}
         label = max(named, key=named.__getitem__)
@@ -515,7 +521,7 @@ class LoadedModel(Displayed):
         methods: dict[str, Any] = {
             "text-generation": self.generate,
             "text-classification": self.classify,
-            "token-classification": self.classify,
+            "token-classification": self.classify_tokens,
             "fill-mask": self.fill,
             "feature-extraction": self.embed,
             "question-answering": self.answer,
@@ -580,17 +586,12 @@ class _Tokens:
         return cls(text, [(0, 0)] * len(text), [False] * len(text))
 
 
-def _params(
-    max_new_tokens: int,
-    temperature: float,
-    top_p: float | None,
-    top_k: int | None,
-    seed: int | None,
-    stop: str | Sequence[str],
-) -> SamplingParams:
+def _params(sampling: SamplingKeywords) -> SamplingParams:
     """Sampling parameters; InputInvalid for one out of range, as the commands refuse them."""
+    tokens, temperature = sampling.get("max_new_tokens", DEFAULT_TOKENS), sampling.get("temperature", 0.0)
+    top_p, top_k, seed = sampling.get("top_p"), sampling.get("top_k"), sampling.get("seed")
     ranges = (
-        ("max_new_tokens", max_new_tokens, max_new_tokens >= 1, "at least 1"),
+        ("max_new_tokens", tokens, tokens >= 1, "at least 1"),
         ("temperature", temperature, 0 <= temperature <= 2, "from 0 to 2"),
         ("top_p", top_p, top_p is None or 0 < top_p <= 1, "more than 0 and at most 1"),
         ("top_k", top_k, top_k is None or top_k >= 0, "at least 0"),
@@ -599,10 +600,11 @@ def _params(
     for name, value, is_valid, allowed in ranges:
         if not is_valid:
             raise InputInvalid(f"{name} is {value}; it must be {allowed}")
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    stop = sampling.get("stop", ())
+    stops = tuple(filter(None, (stop,) if isinstance(stop, str) else stop))
     given: dict[str, Any] = {"top_p": top_p, "top_k": top_k, "seed": seed}
     given = {name: value for name, value in given.items() if value is not None}
-    return SamplingParams(max_new_tokens, temperature, stop=tuple(filter(None, stops)), **given)
+    return SamplingParams(tokens, temperature, stop=stops, **given)
 
 
 _TOKEN_INPUTS: Final = frozenset({"input_ids", "attention_mask"})
