@@ -218,7 +218,7 @@ class Bench(Displayed):
         timed = [(line.program.name, line.program.ns, _milliseconds(line.program.ns)) for line in self.lines]
         bars = [(name, ns, shown) for name, ns, shown in timed if ns is not None]
         if len(bars) > 1:
-            yield BarsPart("Predicted device time", bars)
+            yield BarsPart("Predicted device time", bars, in_table=True)
 
 
 def _milliseconds(ns: float | None) -> str:

@@ -172,7 +172,7 @@ class Artifact(Displayed):
         yield TablePart("Programs", header, rows)
         timed = [(each.name, each.predicted_ms, _ms(each.predicted_ms)) for each in self.programs if each.predicted_ms]
         if len(timed) > 1:
-            yield BarsPart("Predicted latency on a device", timed)
+            yield BarsPart("Predicted latency on a device", timed, in_table=True)
 
 
 def _worst(evidence: "Sequence[Evidence]") -> dict[str, tuple[str, str]]:

@@ -63,13 +63,17 @@ class TablePart:
 
 @dataclass(frozen=True)
 class BarsPart:
-    """A bar for each figure: its label, its value, and the value as text. `limit` is drawn as a line."""
+    """A bar for each figure: its label, its value, and the value as text. `limit` is drawn as a line. Figures that are
+    `in_table` too are not repeated as text."""
 
     title: str
     bars: Sequence[tuple[str, float, str]]
     limit: float | None = None
+    in_table: bool = False
 
     def text(self) -> str:
+        if self.in_table:
+            return ""
         rows = [(label, shown) for label, _, shown in self.bars]
         return TablePart(self.title, ("", ""), rows).text() if rows else ""
 
