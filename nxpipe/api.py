@@ -6,7 +6,7 @@ else nxpipe.toml, else its default. Errors are those of the library; `nxpipe` ex
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.fleet.preflight_rules import PreflightReport
     from nxpipe.pipeline.plan.traffic import LengthDistribution
     from nxpipe.pipeline.serving.inference import LoadedModel
-    from nxpipe.pipeline.verify.device import DeviceOptions
-    from nxpipe.pipeline.verify.execution import ExecutionOptions
     from nxpipe.results import ArtifactDifference, Bench, CapacityPlan, Explanation, Profile, Verification
 
 __all__ = [
@@ -211,19 +209,15 @@ def load(
     if channel is None and (model or target):
         raise InputInvalid("load: model= and target= select an artifact of channel=")
     require_serving_libraries()
-    from nxpipe.pipeline.serving.inference import LoadedModel
-    from nxpipe.pipeline.serving.model import folder_model, served_model
+    from nxpipe.pipeline.serving.inference import load_artifact, load_folder
 
-    machine = _machine(device, mode)
     if folder is not None:
-        return LoadedModel(folder_model(Path(folder), machine, _silent), rows)
+        return load_folder(Path(folder), device=device, mode=mode, rows=rows)
     if channel is not None:
         artifact, store = _served_by(channel, model, target, store)
     assert artifact is not None, "one of the three"
     published, found = _located(artifact, store)
-    with ExitStack() as resources:
-        read = resources.enter_context(served_model(published, found.stored, machine, _silent, _unwatched))
-        return LoadedModel(read, rows, resources=resources.pop_all())
+    return load_artifact(published, found.stored, device=device, mode=mode, rows=rows)
 
 
 def profile(
@@ -403,27 +397,6 @@ def _run(store: Store, state: Path, *, force: bool) -> "BuildRun":
 def _silent(title: str) -> Any:
     """The progress callback of the library, without output."""
     return nullcontext()
-
-
-def _unwatched(title: str, size: int) -> Any:
-    """The progress callback of transfers, without output."""
-    return nullcontext(lambda count: None)
-
-
-def _machine(device: str, mode: str) -> "ExecutionOptions | DeviceOptions":
-    """Where programs run."""
-    from nxpipe.pipeline.verify.device import DEVICES, DeviceOptions
-    from nxpipe.pipeline.verify.execution import ExecutionOptions
-
-    if device not in ("emulator", *DEVICES):
-        raise InputInvalid(f"{device!r} is no device; pass emulator, {', '.join(DEVICES)}")
-    if device != "emulator":
-        return DeviceOptions(device)
-    if mode == "fast":
-        return ExecutionOptions("fast")
-    if mode == "isa":
-        return ExecutionOptions("isa")
-    raise InputInvalid(f"{mode!r} is no mode; pass fast or isa")
 
 
 def _located(

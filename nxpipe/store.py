@@ -138,9 +138,12 @@ class Artifact(Displayed):
 
     def load(self, *, device: str = "emulator", mode: str = "fast", rows: int | None = None) -> "LoadedModel":
         """Load its programs in this process, as `nxpipe.load` does."""
-        from nxpipe.api import load
+        from nxpipe.pipeline.serving.text import require_serving_libraries
 
-        return load(self, device=device, mode=mode, rows=rows)
+        require_serving_libraries()
+        from nxpipe.pipeline.serving.inference import load_artifact
+
+        return load_artifact(self.published, self.store.stored, device=device, mode=mode, rows=rows)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Artifact) and self.manifest_digest == other.manifest_digest

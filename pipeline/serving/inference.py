@@ -7,8 +7,9 @@ together, batched continuously. Neither PyTorch nor transformers is imported.
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, TypedDict, Unpack, overload
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from nxpipe.pipeline.serving.encoder import Encoder, Pooling, class_scores, label_of, softmax
 from nxpipe.pipeline.serving.generation import RequestFailed
-from nxpipe.pipeline.serving.model import ServingModel
+from nxpipe.pipeline.serving.model import ServingModel, folder_model, served_model
 from nxpipe.pipeline.serving.programs import DecoderPrograms, Session
 from nxpipe.pipeline.serving.sampling import SamplingParams
 from nxpipe.pipeline.serving.scheduler import Finish, GenerationRequest, Output, Scheduler
@@ -24,10 +25,13 @@ from nxpipe.pipeline.serving.text import DEFAULT_TOKENS
 from nxpipe.pipeline.util.display import BarsPart, Displayed, Part, TablePart
 from nxpipe.pipeline.util.errors import InputInvalid, PromptTooLong
 from nxpipe.pipeline.util.text import did_you_mean
+from nxpipe.pipeline.verify.device import DEVICES, DeviceOptions
+from nxpipe.pipeline.verify.execution import ExecutionOptions
 
 if TYPE_CHECKING:
     from tokenizers import Encoding as Tokenized
 
+    from nxpipe.artifact_store import Published, Store
     from nxpipe.emulator.numerics import Array
 
 Prompt: TypeAlias = "str | Sequence[int]"  # a text for the model's tokenizer, or token ids
@@ -480,7 +484,7 @@ class LoadedModel(Displayed):
         return {each: array[:rows] if rows and array.ndim else array for each, array in outputs.items()}
 
     def _fitted(self, arrays: "dict[str, Array]", program: str | None) -> "tuple[str, dict[str, Array], int]":
-        """The program, its whole inputs, and the rows that were asked for; 0 if its outputs are not cut."""
+        """The program, its whole inputs, and the rows of the request; 0 if its outputs are not cut."""
         if self._model.inputs is None:
             return str(program), arrays, 0
         tried = []
@@ -570,6 +574,44 @@ class LoadedModel(Displayed):
         return InputInvalid(f"{self.name} {what}: its task is {self.task}; call the model, or use run with its inputs")
 
 
+def load_artifact(
+    published: "Published", store: "Store", *, device: str = "emulator", mode: str = "fast", rows: int | None = None
+) -> LoadedModel:
+    """The artifact of a store, loaded; `device` is the emulator, or a library of this machine's Neuron devices."""
+    machine = _machine(device, mode)
+    with ExitStack() as resources:
+        model = resources.enter_context(served_model(published, store, machine, _silent, _unwatched))
+        return LoadedModel(model, rows, resources=resources.pop_all())
+
+
+def load_folder(path: Path, *, device: str = "emulator", mode: str = "fast", rows: int | None = None) -> LoadedModel:
+    """The artifact in a folder that a fetch has filled, loaded."""
+    return LoadedModel(folder_model(path, _machine(device, mode), _silent), rows)
+
+
+def _machine(device: str, mode: str) -> "ExecutionOptions | DeviceOptions":
+    """Where programs run."""
+    if device not in ("emulator", *DEVICES):
+        raise InputInvalid(f"{device!r} is no device; pass emulator, {', '.join(DEVICES)}")
+    if device != "emulator":
+        return DeviceOptions(device)
+    if mode == "fast":
+        return ExecutionOptions("fast")
+    if mode == "isa":
+        return ExecutionOptions("isa")
+    raise InputInvalid(f"{mode!r} is no mode; pass fast or isa")
+
+
+def _silent(title: str) -> Any:
+    """The progress of steps, without output."""
+    return nullcontext()
+
+
+def _unwatched(title: str, size: int) -> Any:
+    """The progress of transfers, without output."""
+    return nullcontext(lambda count: None)
+
+
 @dataclass(frozen=True)
 class _Tokens:
     """The tokens of a text: their ids, characters, and which the tokenizer has added."""
@@ -637,10 +679,10 @@ def _fit(arrays: "Mapping[str, Array]", wanted: Mapping[str, tuple[int, ...]]) -
                 return None
             missing[axis] = (0, short)
         padded[name] = np.pad(array, missing) if any(after for _, after in missing) else array
-    asked = next(iter(rows)) if has_rows else 0
-    if asked and "attention_mask" in padded:
-        padded["attention_mask"][asked:, 0] = 1  # a row without a token would divide by zero
-    return padded, asked if asked < (next(iter(batches)) if batches else 0) else 0
+    wanted_rows = next(iter(rows)) if has_rows else 0
+    if wanted_rows and "attention_mask" in padded:
+        padded["attention_mask"][wanted_rows:, 0] = 1  # a row without a token would divide by zero
+    return padded, wanted_rows if wanted_rows < max(batches, default=0) else 0
 
 
 def _no_fit(

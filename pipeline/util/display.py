@@ -18,10 +18,10 @@ _STYLE: Final = """
 .nxpipe p{margin:2px 0 6px}.nxpipe .title{font-weight:600;margin:10px 0 4px}
 .nxpipe .scroll{overflow-x:auto}
 .nxpipe table{border-collapse:collapse;margin:0 0 6px;font-size:13px}
-.nxpipe th,.nxpipe td{text-align:left;vertical-align:top;padding:3px 14px 3px 0;background:none;border:0;
+.nxpipe table th,.nxpipe table td{text-align:left;vertical-align:top;padding:3px 14px 3px 0;background:none;border:0;
 border-bottom:1px solid rgba(128,128,128,.35)}
-.nxpipe th{font-weight:600;opacity:.75}.nxpipe .number{text-align:right;font-variant-numeric:tabular-nums}
-.nxpipe svg{display:block;width:100%;margin:2px 0 6px}
+.nxpipe table th{font-weight:600;opacity:.75}.nxpipe table .number{text-align:right;font-variant-numeric:tabular-nums}
+.nxpipe .chart{display:block;width:100%;margin:2px 0 6px}
 .nxpipe svg text{font:12px system-ui,sans-serif;fill:currentColor}
 .nxpipe pre{white-space:pre-wrap;margin:2px 0 6px}
 """
@@ -83,7 +83,11 @@ class BarsPart:
         for number, (label, value, shown) in enumerate(self.bars):
             y, width = number * _ROW, max(value, 0.0) / most * (100 - _LABEL - 14)
             colour = _PALETTE[5] if self.limit is not None and value > self.limit else _PALETTE[0]
-            drawn.append(f'<text x="0" y="{y + 14}">{for_html(label)}</text>')
+            # A label of its own width: a long one is cut, and whole in its title.
+            drawn.append(
+                f'<svg y="{y}" width="{_LABEL - 1}%" height="{_ROW}"><title>{for_html(label)}</title>'
+                f'<text x="0" y="14">{for_html(label)}</text></svg>'
+            )
             drawn.append(
                 f'<rect x="{_LABEL}%" y="{y + 4}" width="{width:.2f}%" height="13" rx="2" fill="{colour}"/>'
                 f'<text x="{_LABEL + width + 0.8:.2f}%" y="{y + 14}">{for_html(shown)}</text>'
@@ -166,7 +170,7 @@ def _titled(title: str, drawn: str) -> str:
 
 
 def _svg(label: str, height: int, drawn: Iterable[str]) -> str:
-    return f'<svg height="{height}" role="img" aria-label="{for_html(label)}">{"".join(drawn)}</svg>'
+    return f'<svg class="chart" height="{height}" role="img" aria-label="{for_html(label)}">{"".join(drawn)}</svg>'
 
 
 # 12, -3.5 %, 438.1 MB, +1.2%, $4,996, 375.3 x.

@@ -83,7 +83,7 @@ def test_a_table_is_aligned_and_its_figures_are_in_both_forms() -> None:
 
 def test_bars_have_lengths_in_proportion_and_those_beyond_the_limit_another_colour() -> None:
     html = BarsPart("Memory", [("tp 1", 20.0, "20 GiB"), ("tp 2", 10.0, "10 GiB")], limit=16.0).html()
-    (first, first_colour), (second, second_colour) = re.findall(r'width="([0-9.]+)%" .*?fill="(#\w+)"', html)
+    (first, first_colour), (second, second_colour) = re.findall(r'<rect .*?width="([0-9.]+)%" .*?fill="(#\w+)"', html)
     assert float(first) == 2 * float(second)
     assert first_colour != second_colour
 
