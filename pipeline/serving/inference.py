@@ -17,6 +17,7 @@ import numpy as np
 
 from nxpipe.pipeline.serving.encoder import Encoder, Pooling, class_scores, label_of, softmax
 from nxpipe.pipeline.serving.generation import RequestFailed
+from nxpipe.pipeline.serving.images import ImageProcessor, is_image
 from nxpipe.pipeline.serving.model import ServingModel, folder_model, served_model
 from nxpipe.pipeline.serving.programs import DecoderPrograms, Session
 from nxpipe.pipeline.serving.sampling import SamplingParams
@@ -29,6 +30,7 @@ from nxpipe.pipeline.verify.device import DEVICES, DeviceOptions
 from nxpipe.pipeline.verify.execution import ExecutionOptions
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from tokenizers import Encoding as Tokenized
 
     from nxpipe.artifact_store import Published, Store
@@ -238,8 +240,8 @@ class LoadedModel(Displayed):
     """An artifact whose programs are loaded in this process. Calling it answers by its task:
 
     text generation: `generate`; text classification: `classify`; token classification: `classify_tokens`; fill-mask:
-    `fill`; feature extraction: `embed`; question answering: `answer`; any other task: `run`, with arrays by name. A
-    context manager; `close` frees the programs.
+    `fill`; feature extraction: `embed`; question answering: `answer`; image classification: `classify_images`; any
+    other task: `run`, with arrays by name. A context manager; `close` frees the programs.
     """
 
     def __init__(self, model: ServingModel, rows: int | None = None, *, resources: ExitStack | None = None) -> None:
@@ -248,6 +250,7 @@ class LoadedModel(Displayed):
         self._model, self._rows, self._resources = model, rows, resources or ExitStack()
         self._generators: dict[int, TextGenerator] = {}
         self._encoder: Encoder | None = None
+        self._processor: ImageProcessor | None = None
         self._session: Session | None = None
         self._lock, self._is_closed = RLock(), False
         if model.generates:
@@ -430,6 +433,28 @@ class LoadedModel(Displayed):
         begin, stop = tokenized.offsets[first][0], tokenized.offsets[last][1]
         return ExtractedAnswer(context[begin:stop], float(scores[first, last]), begin, stop)
 
+    def classify_images(self, images: "Sequence[Image | Array]") -> list[Classification]:
+        """The class of each image of Pillow, or array of height, width and channels of 8 bits."""
+        self._require_task("image-classification")
+        logits = [output["logits"] for output in self.run_images(images)]
+        return [self._classified(each[0]) for each in logits]
+
+    def run_images(self, images: "Sequence[Image | Array]") -> "list[dict[str, Array]]":
+        """The outputs for each image, which the artifact's preprocessor_config.json describes how to read."""
+        with self._lock:
+            if self._processor is None:
+                self._processor = ImageProcessor(self.name, self._model.files)
+            processor = self._processor
+        pixels = [processor.pixel_values(image) for image in images]
+        batches = sorted({each.batch for each in self._model.programs if each.phase == "forward"})
+        found: list[dict[str, Array]] = []
+        most = batches[-1] if batches else 1
+        for first in range(0, len(pixels), most):
+            part = pixels[first : first + most]
+            outputs = self.run({"pixel_values": np.stack(part)})
+            found += [{name: array[row : row + 1] for name, array in outputs.items()} for row in range(len(part))]
+        return found
+
     def _tokenized(self, texts: str | Sequence[Prompt]) -> "list[_Tokens]":
         return [_Tokens.of(self._model, text) for text in ([texts] if isinstance(texts, str) else texts)]
 
@@ -530,6 +555,11 @@ class LoadedModel(Displayed):
             "feature-extraction": self.embed,
             "question-answering": self.answer,
         }
+        images = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], list | tuple) else inputs
+        if images and all(map(is_image, images)):
+            of_task = self.classify_images if self.task == "image-classification" else self.run_images
+            found: Sequence[Any] = of_task(images)
+            return found[0] if images is inputs else found
         if self.task not in methods:
             raise InputInvalid(f"{self.name} is of task {self.task}; pass its inputs as arrays by name")
         return methods[self.task](*inputs, **options)

@@ -1,7 +1,9 @@
 """Inference in this process: what `nxpipe.load` returns, over a decoder and an encoder that need no compiler."""
 
+import json
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
+from nxpipe.pipeline.serving.images import SETTINGS, ImageProcessor
 from nxpipe.pipeline.serving.inference import LoadedModel, TextGenerator
 from nxpipe.pipeline.serving.model import ServingModel
 from nxpipe.pipeline.serving.sampling import SamplingParams
@@ -279,3 +283,58 @@ def test_sampling_parameters_out_of_range_are_refused(options: dict[str, Any], s
     model, _ = loaded("text-generation", logits=mean)
     with pytest.raises(InputInvalid, match=sentence):
         model.generate("x", **options)
+
+
+@pytest.mark.sample(12, "images")
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (50, 41), (20, 61)])
+@pytest.mark.parametrize("kind", ["ViT", "CLIP"])
+def test_images_are_read_as_transformers_reads_them(kind: str, height: int, width: int, tmp_path: Path) -> None:
+    import transformers
+
+    sizes: dict[str, Any] = {"ViT": {"size": {"height": 24, "width": 16}}}.get(
+        kind, {"size": {"shortest_edge": 30}, "crop_size": {"height": 28, "width": 28}}
+    )
+    theirs = getattr(transformers, f"{kind}ImageProcessorPil")(**sizes)
+    theirs.save_pretrained(tmp_path)
+    ours = ImageProcessor("tiny", {SETTINGS: (tmp_path / SETTINGS).read_bytes()})
+    image = np.random.default_rng(height).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    wanted = theirs(Image.fromarray(image), return_tensors="np")["pixel_values"][0]
+    assert np.allclose(ours.pixel_values(image), wanted, atol=1e-6)
+    assert np.array_equal(ours.pixel_values(Image.fromarray(image)), ours.pixel_values(image))
+
+
+def test_images_are_classified_in_batches_and_unknown_settings_are_refused() -> None:
+    settings = {"do_rescale": True, "rescale_factor": 1 / 255}
+    programs = [
+        SimpleNamespace(name=f"forward-b{batch}-s1", phase="forward", batch=batch, sequence=1) for batch in (1, 2)
+    ]
+    runs = list[str]()
+
+    def run(program: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        runs.append(program)
+        means = inputs["pixel_values"].mean(axis=(1, 2, 3))
+        return {"logits": np.stack([0 * means, means], axis=1)}
+
+    def model(**changes: Any) -> LoadedModel:
+        files = {SETTINGS: json.dumps(settings | changes).encode()} if changes != {"none": 1} else {}
+        session: Any = SimpleNamespace(run=run, close=lambda: None)
+        shapes = {each.name: TensorType((each.batch, 3, 4, 5), DType.FLOAT32) for each in programs}
+        return LoadedModel(
+            ServingModel("tiny", "image-classification", {"id2label": LABELS}, files, programs, lambda *_: session,
+                         lambda name: None, inputs=lambda name: {"pixel_values": shapes[name]})
+        )  # fmt: skip
+
+    images = [np.full((4, 5, 3), level, np.uint8) for level in (0, 100, 255)]
+    found = model()(images)
+    wanted = [1 / (1 + np.exp(-level / 255)) for level in (0, 100, 255)]
+    assert [each.scores["good"] for each in found] == pytest.approx(wanted)
+    assert runs == ["forward-b2-s1", "forward-b1-s1"]
+    assert model()(images[1]) == found[1]
+    for changes, sentence in (
+        ({"do_pad": True}, "do_pad is not supported; pass pixel_values"),
+        ({"none": 1}, "the artifact has no preprocessor_config.json"),
+    ):
+        with pytest.raises(InputInvalid, match=sentence):
+            model(**changes)(images)
+    with pytest.raises(InputInvalid, match=r"image: float64 of shape \[4, 5, 3\]; pass 8 bits"):
+        model()([images[0].astype(np.float64)])
