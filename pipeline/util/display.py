@@ -4,12 +4,11 @@ A result lists its parts (`display`). A notebook shows them as HTML by `_repr_ht
 prompt and `print` show them as text. All text is escaped: names of models and labels are untrusted.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from nxpipe.pipeline.util.text import for_html, for_terminal, table, unstyled
+from nxpipe.pipeline.util.text import for_html, for_terminal, is_numeric, table, unstyled
 
 # Colours of middle lightness: a notebook has its own theme, which the style of an output cannot know.
 _PALETTE: Final = ("#3f7fc4", "#d0892b", "#3c9a63", "#9878cc", "#bf5d98", "#c9503f", "#7b8594")
@@ -45,7 +44,7 @@ class TablePart:
         return f"{for_terminal(self.title)}\n{lines}" if self.title else lines
 
     def html(self) -> str:
-        numbers = [_is_numeric(row[column] for row in self.rows) for column in range(len(self.header))]
+        numbers = [is_numeric([row[column] for row in self.rows]) for column in range(len(self.header))]
         classes = [' class="number"' if number else "" for number in numbers]
         names = "".join(
             f'<th scope="col"{own}>{for_html(name)}</th>' for own, name in zip(classes, self.header, strict=True)
@@ -171,13 +170,3 @@ def _titled(title: str, drawn: str) -> str:
 
 def _svg(label: str, height: int, drawn: Iterable[str]) -> str:
     return f'<svg class="chart" height="{height}" role="img" aria-label="{for_html(label)}">{"".join(drawn)}</svg>'
-
-
-# 12, -3.5 %, 438.1 MB, +1.2%, $4,996, 375.3 x.
-_FIGURE: Final = re.compile(r"[-+$]?[0-9][0-9,.]*(e[-+]?[0-9]+)?( ?[%A-Za-z]{1,4})?", re.ASCII)
-
-
-def _is_numeric(cells: Iterable[str]) -> bool:
-    """Whether a column has figures only, with or without a unit."""
-    shown = [cell for cell in cells if cell not in ("", "-")]
-    return bool(shown) and all(_FIGURE.fullmatch(cell) for cell in shown)

@@ -72,9 +72,9 @@ def test_a_table_is_aligned_and_its_figures_are_in_both_forms() -> None:
     part = TablePart("Programs", ("program", "time"), [("prefill-b1-s16", "1.25 ms"), ("decode", "0.5 ms")])
     assert part.text().splitlines() == [
         "Programs",
-        "program         time",
+        "PROGRAM            TIME",
         "prefill-b1-s16  1.25 ms",
-        "decode          0.5 ms",
+        "decode           0.5 ms",
     ]
     assert re.findall(r"<td[^>]*>(.*?)</td>", part.html()) == ["prefill-b1-s16", "1.25 ms", "decode", "0.5 ms"]
     assert '<td class="number">1.25 ms</td>' in part.html()
