@@ -47,7 +47,9 @@ LAYERS: Final = (
 )
 
 LIMITS: Final = {
-    "modules": 553,  # 475 before contracts, predictions, profiles; 511 before plans; 545 before one design of pages, ui
+    # 475 before contracts, predictions, profiles; 511 before plans; 545 before one design of pages, ui, inference in
+    # process and the results of the Python API
+    "modules": 559,
     "upward imports": 0,
     "cycles at import time": 0,
     "cycles counting imports inside functions": 0,

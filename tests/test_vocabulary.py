@@ -98,6 +98,8 @@ AREAS: Final = (
     "pipeline",
     "stacks",
     "nxpipe/api.py",
+    "nxpipe/results.py",
+    "nxpipe/store.py",
     "docs",
     "README.md",
     "tests/localaws",

@@ -22,6 +22,7 @@ from nxpipe.pipeline.models.source import DEFAULT_BUCKET, Companions
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.thresholds import Thresholds, evidence_shortfall
 from nxpipe.pipeline.models.versions import digest_of
+from nxpipe.pipeline.util.display import Displayed, Part, TablePart
 from nxpipe.pipeline.util.errors import VerificationFailed
 from nxpipe.pipeline.util.exit_codes import combined_code
 from nxpipe.pipeline.util.process import no_collection
@@ -104,8 +105,8 @@ class PlannedArtifact:
         return all(cell.status is CellStatus.PUBLISHED for cell in self.cells)
 
 
-@dataclass(frozen=True)
-class BuildPlan:
+@dataclass(frozen=True, repr=False)
+class BuildPlan(Displayed):
     """The artifacts of a build; `store` is a URL."""
 
     store: str
@@ -115,6 +116,18 @@ class BuildPlan:
         for artifact in self.artifacts:
             for cell in artifact.cells:
                 yield artifact, cell
+
+    def display(self) -> Iterator[Part]:
+        rows = [
+            (
+                *(artifact.title, cell.shape.name, cell.status.value),
+                "-" if cell.seconds is None else f"{cell.seconds:.0f} s",
+                cell.failure.message if cell.failure else cell.why or "-",
+            )
+            for artifact, cell in self.cells()
+        ]
+        yield f"Build into {self.store}"
+        yield TablePart("", ("artifact", "program", "state", "estimate", "why"), rows)
 
     @property
     def exit_code(self) -> int:

@@ -17,6 +17,7 @@ from nxpipe.pipeline.compile.findings import (
     Severity,
     worst_exit_code,
 )
+from nxpipe.pipeline.util.display import BarsPart, Displayed, Part, TablePart
 from nxpipe.pipeline.util.exit_codes import ExitCode
 
 
@@ -96,8 +97,8 @@ class TargetFit:
         return next((row for row in self.rows if row.degree == degree), None)
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Displayed):
     """The verdict on one model."""
 
     model: str
@@ -114,6 +115,22 @@ class Report:
 
     def of(self, severity: Severity) -> Sequence[Finding]:
         return [finding for finding in self.findings if finding.severity is severity]
+
+    def display(self) -> Iterator[Part]:
+        yield f"{self.model}, {self.task}: {self.exit_code.name}"
+        if self.findings:
+            found = [(each.rule.severity.value, each.rule.id, each.message, each.advice) for each in self.findings]
+            yield TablePart("Findings", ("severity", "rule", "finding", "advice"), found)
+        if self.programs:
+            rows = [(each.name, f"{each.nodes:,}") for each in self.programs]
+            yield TablePart("Programs", ("program", "operators"), rows)
+        for fit in self.fits:
+            bars = [
+                (f"tp {row.degree}", row.need / _GIB, f"{row.need / _GIB:.2f} GiB") for row in fit.rows if row.footprint
+            ]
+            chosen = f"tp {fit.chosen} fits" if fit.chosen else "no degree fits"
+            title = f"{fit.target}: {chosen}; memory of a core, of {fit.capacity / _GIB:.1f} GiB"
+            yield BarsPart(title, bars, fit.capacity / _GIB) if bars else title
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from nxpipe.pipeline.artifacts.channels import fleet_of_channel
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.completion import complete_channels
 from nxpipe.pipeline.cli.main import Command, Group
@@ -140,14 +139,12 @@ def change_options(command: _Function) -> _Function:
     return command
 
 
-def require_unmanaged(channel: str, *, past_rollouts: bool) -> None:
-    """Refuse a blue or green channel: only rollouts evaluate the traffic that they move."""
-    fleet = fleet_of_channel(channel)
-    if fleet is not None and not past_rollouts:
-        raise click.UsageError(
-            f"rollouts of fleet {fleet} manage channel {channel}; run `nxpipe rollout start {fleet} MODEL@KEY`, or "
-            "pass --past-rollouts to change the channel without a rollout"
-        )
+def require_managed_by_hand(channel: str, *, past_rollouts: bool) -> None:
+    """Refuse a blue or green channel, unless the command line permits it."""
+    from nxpipe.pipeline.artifacts.promotion import require_unmanaged
+
+    if not past_rollouts:
+        require_unmanaged(channel, "pass --past-rollouts")
 
 
 def record(

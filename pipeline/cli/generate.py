@@ -1,7 +1,6 @@
 """`nxpipe generate`: text from an artifact's programs, by the scheduler of `nxpipe serve` in this process."""
 
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,19 +13,19 @@ from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import execution_options
 from nxpipe.pipeline.cli.options import config_option, device_option, limit_option, store_option
 from nxpipe.pipeline.cli.param_types import Amount, Count, Share
-from nxpipe.pipeline.cli.serve import ArtifactChoice, choice_options, machine_of, require_libraries
+from nxpipe.pipeline.cli.serve import ArtifactChoice, choice_options, machine_of
+from nxpipe.pipeline.serving.text import DEFAULT_TOKENS, require_serving_libraries
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import InputInvalid
 from nxpipe.pipeline.util.files import MiB
 from nxpipe.pipeline.verify.execution import ExecutionOptions
 
 if TYPE_CHECKING:
+    from nxpipe.pipeline.serving.inference import TextGenerator
     from nxpipe.pipeline.serving.model import ServingModel
     from nxpipe.pipeline.serving.sampling import SamplingParams
-    from nxpipe.pipeline.serving.scheduler import Scheduler
 
 _LARGEST_INPUT: Final = MiB
-DEFAULT_TOKENS: Final = 64
 _PROMPT: Final = "> "
 
 
@@ -103,7 +102,7 @@ def generate(
     choice.require_one(ctx)
     if system is not None and not chat:
         raise click.UsageError("--system is a message of a chat; pass --chat too", ctx)
-    require_libraries()
+    require_serving_libraries()
     from nxpipe.pipeline.serving.sampling import SamplingParams
 
     given = {name: value for name, value in (("top_p", top_p), ("top_k", top_k), ("seed", seed)) if value is not None}
@@ -123,7 +122,9 @@ def answer_texts(
     system: str | None = None,
 ) -> None:
     """Answer each prompt by itself; without one, the prompt on stdin, or the messages of a conversation."""
-    generator = _Generator(model, model.scheduler(smallest=True), params, console)
+    from nxpipe.pipeline.serving.inference import TextGenerator
+
+    generator = _Generator(TextGenerator(model, model.scheduler(smallest=True)), params, console)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system is not None else []
     if chat and not prompts and sys.stdin.isatty():
         _converse(generator, messages, console)
@@ -147,7 +148,7 @@ def _converse(generator: "_Generator", messages: list[dict[str, Any]], console: 
         if message.strip():
             messages.append({"role": "user", "content": message})
             try:
-                answer = generator.answer(generator.model.text.chat(messages))["text"]
+                answer = generator.answer(generator.text.model.text.chat(messages))["text"]
             except InputInvalid as error:  # the conversation is full
                 console.complain(str(error))
                 del messages[-1]
@@ -157,50 +158,36 @@ def _converse(generator: "_Generator", messages: list[dict[str, Any]], console: 
 
 @dataclass(frozen=True)
 class _Generator:
-    """Answers to prompts, on one scheduler."""
+    """Answers to prompts, printed as they come."""
 
-    model: "ServingModel"
-    scheduler: "Scheduler"
+    text: "TextGenerator"
     params: "SamplingParams"
     console: Console
 
     def answer(self, tokens: Sequence[int]) -> dict[str, Any]:
         """Print the answer to a prompt as it comes; it as a document."""
-        from nxpipe.pipeline.serving.engine import generate as outputs_of
-        from nxpipe.pipeline.serving.scheduler import GenerationRequest
-
-        prompt = self.model.require_tokens(tokens)
-        request = self.scheduler.require_fits(GenerationRequest(prompt, self.params))
-        started, first, texts, generated = time.monotonic(), None, list[str](), list[int]()
-        finish = ""
-        for output in outputs_of(self.scheduler, request):
-            first = first or time.monotonic() - started
-            if output.chosen is not None:
-                generated.append(output.chosen.token)
-            text = output.text if self.model.text.has_tokenizer else f"{generated[-1]} "
-            texts.append(text)
-            finish = output.finish or ""
+        before = self.text.scheduler.counts.predicted_ms
+        stream = self.text.stream(tokens, self.params)
+        for part in stream:
             if not self.console.json:
-                self.console.stream(text)
-        answer, seconds = "".join(texts), time.monotonic() - started
+                self.console.stream(part)
+        answer = stream.answer
         if not self.console.json:
             self.console.stream("\n")
-            self._say(len(tokens), len(generated), first or 0.0, seconds)
+            predicted = self.text.scheduler.counts.predicted_ms - before
+            each = (answer.seconds - answer.first_token_seconds) / max(len(answer.tokens) - 1, 1) * 1e3
+            emulated = f"; {predicted:.1f} ms predicted for this program on the device" if predicted else ""
+            self.console.say(
+                f"  {answer.prompt_tokens} tokens read in {answer.first_token_seconds * 1e3:.0f} ms, "
+                f"{len(answer.tokens)} generated, {each:.1f} ms each{emulated}"
+            )
         return {
-            "text": answer,
-            "tokens": generated,
-            "prompt_tokens": len(tokens),
-            "finish": str(finish),
-            "seconds": round(seconds, 3),
+            "text": answer.text,
+            "tokens": list(answer.tokens),
+            "prompt_tokens": answer.prompt_tokens,
+            "finish": answer.finish,
+            "seconds": round(answer.seconds, 3),
         }
-
-    def _say(self, prompt: int, generated: int, first: float, seconds: float) -> None:
-        each = (seconds - first) / (generated - 1) * 1e3 if generated > 1 else 0.0
-        predicted = self.scheduler.counts.predicted_ms
-        emulated = f"; {predicted:.1f} ms predicted for this program on the device" if predicted else ""
-        self.console.say(
-            f"  {prompt} tokens read in {first * 1e3:.0f} ms, {generated} generated, {each:.1f} ms each{emulated}"
-        )
 
 
 def _tokens(text: str, model: "ServingModel") -> list[int]:

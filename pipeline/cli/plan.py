@@ -1,7 +1,6 @@
 """`nxpipe plan`: the group, and `serve`: instances, fleets and money for a model that is served."""
 
 import os
-import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,17 +64,14 @@ class ObjectiveType(click.ParamType["Objective"]):
     """An objective: a time, and the percentile of the requests that must keep it."""
 
     name = "TIME[@pN]"
-    _FORM: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s)(?:@p([0-9]{1,2}(?:\.[0-9]+)?))?", re.ASCII)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> "Objective":
         from nxpipe.pipeline.plan.serve import Objective
 
-        match = self._FORM.fullmatch(str(value))
-        seconds = float(match[1]) / (1000 if match[2] == "ms" else 1) if match else 0.0
-        quantile = float(match[3]) / 100 if match and match[3] else Objective.quantile
-        if seconds <= 0 or not 0 < quantile < 1:
-            self.fail(f"{value!r} is not a time with a percentile, as in 500ms, 1.5s or 500ms@p99", param, ctx)
-        return Objective(seconds, quantile)
+        try:
+            return Objective.parse(str(value))
+        except InputInvalid as error:
+            self.fail(str(error), param, ctx)
 
 
 _TRAFFIC: Final = (
@@ -311,16 +307,14 @@ def _measured(ctx: click.Context, options: dict[str, Any], demand: "ServingDeman
 def _comparison(
     options: dict[str, Any], found: "ServingPlan", prices: "Prices", own: "list[GpuMeasurement]"
 ) -> "GpuComparison":
-    from nxpipe.pipeline.plan.gpus import Migration, gpu_plans
-    from nxpipe.pipeline.plan.serve_report import GpuComparison
+    from nxpipe.pipeline.plan.gpus import Migration
+    from nxpipe.pipeline.plan.serve_report import GpuComparison, compare_with_gpus
 
     weeks = options["migration_weeks"]
     migration = Migration(weeks, options["week_cost"], options["overrun"]) if weeks else None
     if options["no_gpu"] and not own and not options["gpus"]:
         return GpuComparison(migration=migration)
-    names = dict.fromkeys((*options["gpus"], *(each.instance for each in own)))
-    gpus, silent = gpu_plans(found.model.architecture, found.demand, prices, tuple(names), own)
-    return GpuComparison(tuple(gpus), tuple(silent), migration)
+    return compare_with_gpus(found, prices, options["gpus"], own, migration)
 
 
 def _show(console: Console, found: "ServingPlan", comparison: "GpuComparison", explained: bool) -> None:

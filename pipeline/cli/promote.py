@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nxpipe.pipeline.artifacts.signing import author_signature
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
-from nxpipe.pipeline.cli.channel import change_options, record, require_unmanaged
+from nxpipe.pipeline.cli.channel import change_options, record, require_managed_by_hand
 from nxpipe.pipeline.cli.completion import complete_artifacts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import require_reason, without_evidence_option
@@ -56,24 +55,21 @@ def promote(
       nxpipe promote acme/rank@71f0aa acme/rank@c04e12 --channel production --expect 12
       nxpipe promote acme/rank@71f0aa --channel production --without-evidence device --reason "first promotion"
     """
-    from nxpipe.artifact_store.channel import change
     from nxpipe.pipeline.artifacts.channels import new_channel_warning, rehearsals_of
-    from nxpipe.pipeline.artifacts.identity import current_identity
-    from nxpipe.pipeline.artifacts.requirements import requirements, unserved_channel_warning
+    from nxpipe.pipeline.artifacts.promotion import ChannelChange
+    from nxpipe.pipeline.artifacts.requirements import unserved_channel_warning
     from nxpipe.pipeline.config import load_config
 
     require_reason(without, reason)
-    require_unmanaged(channel, past_rollouts=past_rollouts)
+    require_managed_by_hand(channel, past_rollouts=past_rollouts)
     config, folder = load_config(config_path, os.environ, missing_ok=True), config_path.parent
     opened = open_uncached_store(store, config_path, console)
     if (sentence := unserved_channel_warning(config, channel)) or (
         sentence := new_channel_warning(opened, config, channel)
     ):
         console.say(f"Note: {sentence}")
-    author = change.Author(actor or current_identity(), reason, author_signature(key, config, folder, channel, opened))
-    waiver = change.EvidenceWaiver.of(without, reason)
-    needs = requirements(opened, config, folder, channel)
-    appended = change.promote(opened, channel, _select(opened, names), author, needs, expected=expect, waiver=waiver)
+    change = ChannelChange(opened, config, folder, channel, reason, actor, key)
+    appended = change.promote(_select(opened, names), expect=expect, without=without)
     record(console, appended, opened, key, rehearsals_of(config, folder, channel))
 
 

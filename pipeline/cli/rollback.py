@@ -5,9 +5,8 @@ from pathlib import Path
 
 import click
 
-from nxpipe.pipeline.artifacts.signing import author_signature, trust_in
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
-from nxpipe.pipeline.cli.channel import change_options, record, require_unmanaged
+from nxpipe.pipeline.cli.channel import change_options, record, require_managed_by_hand
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import OneLine
 from nxpipe.pipeline.cli.param_types import Count
@@ -56,27 +55,13 @@ def rollback(
       nxpipe rollback --channel production --reason "p99 doubled"
       nxpipe rollback --channel production --to 7
     """
-    from nxpipe.artifact_store.channel import change
-    from nxpipe.pipeline.artifacts.channels import program_check, rehearsals_of
-    from nxpipe.pipeline.artifacts.identity import current_identity
+    from nxpipe.pipeline.artifacts.channels import rehearsals_of
+    from nxpipe.pipeline.artifacts.promotion import ChannelChange
     from nxpipe.pipeline.config import load_config
 
-    require_unmanaged(channel, past_rollouts=past_rollouts)
-    config = load_config(config_path, os.environ, missing_ok=True)
+    require_managed_by_hand(channel, past_rollouts=past_rollouts)
+    config, folder = load_config(config_path, os.environ, missing_ok=True), config_path.parent
     opened = open_uncached_store(store, config_path, console)
-    sign = author_signature(key, config, config_path.parent, channel, opened)
-    author = change.Author(actor or current_identity(), reason, sign)
-    trust = trust_in(config, config_path.parent, opened, console.say)
-    doubt = trust.policy.artifact_check(opened, channel) if trust.policy else None
-    appended = change.rollback(
-        opened,
-        channel,
-        author,
-        to=to,
-        expected=expect,
-        check_artifact=doubt,
-        check_programs=program_check(config, config_path.parent, channel),
-        despite=despite,
-        trust=trust,
-    )
-    record(console, appended, opened, key, rehearsals_of(config, config_path.parent, channel))
+    change = ChannelChange(opened, config, folder, channel, reason, actor, key, console.say)
+    appended = change.rollback(to=to, expect=expect, despite=despite)
+    record(console, appended, opened, key, rehearsals_of(config, folder, channel))

@@ -181,11 +181,11 @@ def _answer(
     new_tokens: int | None,
     console: Console,
 ) -> None:
-    from nxpipe.pipeline.cli.generate import DEFAULT_TOKENS, answer_texts
-    from nxpipe.pipeline.cli.serve import require_libraries
+    from nxpipe.pipeline.cli.generate import answer_texts
     from nxpipe.pipeline.serving.sampling import SamplingParams
+    from nxpipe.pipeline.serving.text import DEFAULT_TOKENS, require_serving_libraries
 
-    require_libraries()
+    require_serving_libraries()
     params = SamplingParams(max_tokens=new_tokens or DEFAULT_TOKENS, temperature=0.0)
     answer_texts(model, prompts, params, console, chat=chat)
 

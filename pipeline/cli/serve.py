@@ -1,6 +1,5 @@
 """`nxpipe serve`: an HTTP server over an artifact's programs; and the choice of an artifact, also for `generate`."""
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,8 +21,8 @@ from nxpipe.pipeline.cli.options import (
     store_option,
 )
 from nxpipe.pipeline.cli.param_types import Choice, Count, DurationType, Share
+from nxpipe.pipeline.serving.text import require_serving_libraries
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.errors import MissingSoftware
 from nxpipe.pipeline.verify.execution import ExecutionOptions
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.verify.device import DeviceOptions
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_LIBRARIES = ("numpy", "ml_dtypes", "safetensors", "tokenizers", "jinja2")
 _SERVER = ("starlette", "uvicorn", "prometheus_client")
 
 
@@ -61,35 +59,16 @@ class ArtifactChoice:
     def open(self, console: Console, machine: "ExecutionOptions | DeviceOptions") -> "Iterator[ServingModel]":
         """The artifact on the emulator or on this machine's devices."""
         from nxpipe.pipeline.artifacts.store_url import open_configured_store
-        from nxpipe.pipeline.serving.model import ServingModel
-
-        if not isinstance(machine, ExecutionOptions):
-            with self._fetched(console) as folder:
-                from nxpipe.pipeline.serving.model import on_devices
-
-                yield on_devices(folder, machine, console.step)
-        elif self.folder is not None:
-            yield ServingModel.read_folder(self.folder, machine, console.step)
-        else:
-            store = open_configured_store(self.store, self.config_path, console)
-            yield ServingModel.read(self._published(store, console), store, machine, console.step)
-
-    @contextmanager
-    def _fetched(self, console: Console) -> "Iterator[Path]":
-        """The folder with the programs for devices; a temporary one unless the command line names one."""
-        if self.folder is not None:
-            yield self.folder
-            return
-        from nxpipe.pipeline.artifacts.store_url import open_configured_store
+        from nxpipe.pipeline.serving.model import folder_model, served_model
         from nxpipe.pipeline.util.progress import watching
-        from nxpipe.pipeline.verify.device import fetch_programs, require_device_programs
 
+        if self.folder is not None:
+            yield folder_model(self.folder, machine, console.step)
+            return
         store = open_configured_store(self.store, self.config_path, console)
-        manifest = self._published(store, console).manifest
-        require_device_programs(manifest)
-        with tempfile.TemporaryDirectory(prefix="nxpipe-device-") as name:
-            fetch_programs(manifest, store, Path(name), console.step, partial(watching, console))
-            yield Path(name)
+        published = self._published(store, console)
+        with served_model(published, store, machine, console.step, partial(watching, console)) as model:
+            yield model
 
     def _published(self, store: "Store", console: Console) -> "Published":
         if self.channel is None:
@@ -98,15 +77,6 @@ class ArtifactChoice:
 
         selection = served_by(self.channel, self.model, self.target, store, self.config_path, console.say)
         return store.resolve(selection.manifest.request_key)
-
-
-def require_libraries(*further: str) -> None:
-    """Raise MissingSoftware for the first library that serving needs and that is not installed."""
-    from importlib.util import find_spec
-
-    for name in (*_LIBRARIES, *further):
-        if find_spec(name) is None:
-            raise MissingSoftware(name, "Serving", "run: pip install 'nxpipe[serve]'")
 
 
 def choice_options(verb: str) -> Callable[[_Function], _Function]:
@@ -268,7 +238,7 @@ def serve(
     console: Console = ctx.obj
     choice = ArtifactChoice(artifact, channel, model, target, folder, store, config_path)
     choice.require_one(ctx)
-    require_libraries(*_SERVER)
+    require_serving_libraries(*_SERVER)
     from nxpipe.pipeline.serving.engine import Limits
     from nxpipe.pipeline.serving.server import Server
     from nxpipe.pipeline.serving.shadow import ControlFile, Mirroring, Shadow

@@ -25,6 +25,7 @@ from nxpipe.pipeline.config.endpoints import ModelEndpoint
 from nxpipe.pipeline.config.load import zones_of
 from nxpipe.pipeline.config.locks import LockedImage
 from nxpipe.pipeline.fleet.account import STANDARD, Image, Quota, Reservation, quota_name
+from nxpipe.pipeline.util.display import Displayed, Part, TablePart
 from nxpipe.pipeline.util.exit_codes import FINDINGS, OK, ExitCode
 
 State: TypeAlias = Literal["ok", "fails", "unknown"]
@@ -42,13 +43,18 @@ class PreflightRow:
     remedy: str = ""
 
 
-@dataclass(frozen=True)
-class PreflightReport:
+@dataclass(frozen=True, repr=False)
+class PreflightReport(Displayed):
     """The rows of all checks that the configuration needs."""
 
     account: str
     region: str
     rows: tuple[PreflightRow, ...]
+
+    def display(self) -> Iterator[Part]:
+        yield f"Account {self.account}, {self.region}"
+        rows = [(each.state, each.check, each.what, each.found, each.needed, each.remedy) for each in self.rows]
+        yield TablePart("", ("state", "check", "what", "found", "needed", "remedy"), rows)
 
     def count(self, state: State) -> int:
         return sum(row.state == state for row in self.rows)

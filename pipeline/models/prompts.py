@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nxpipe.pipeline.util.errors import InputInvalid, ModelSourceError
+from nxpipe.pipeline.util.errors import InputInvalid, ModelSourceError, PromptTooLong
 from nxpipe.pipeline.util.files import DocumentInvalid, MiB, NotJson, json_of, read_file
 
 if TYPE_CHECKING:
@@ -48,9 +48,11 @@ class Prompts:
         rows = tuple(tuple(ids) for ids in _ids(prompts, source))
         number, row = max(enumerate(rows, start=1), key=lambda row: len(row[1]))
         if len(row) > longest and not truncate:
-            raise InputInvalid(
+            raise PromptTooLong(
                 f"{title} {number} has {len(row):,} tokens, and the largest bucket {longest:,}: pass a longer one to "
-                "--buckets, or --truncate to cut it"
+                "--buckets, or --truncate to cut it",
+                len(row),
+                longest,
             )
         padding, vocabulary = source.config.get("pad_token_id"), _vocabulary(source)
         if not isinstance(padding, int) or padding < 0 or (vocabulary is not None and padding >= vocabulary):

@@ -10,6 +10,7 @@ better, so the plan errs on the safe side.
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from nxpipe.pipeline.plan.simulation import Outcome, quantile_of, simulate
 from nxpipe.pipeline.plan.steps import PredictedSteps
 from nxpipe.pipeline.plan.traffic import Request, Traffic
 from nxpipe.pipeline.predict.work import NotPredicted
+from nxpipe.pipeline.util.errors import InputInvalid
 
 _SEED: Final = 23
 _STEP: Final = 1.045  # between two loads of the ladder
@@ -37,6 +39,7 @@ _MOST: Final = 100_000  # instances of a fleet; more are refused
 UNAVAILABLE: Final = 0.005
 SPOT_INTERRUPTIONS: Final = 0.2  # a month: the Spot Instance Advisor's highest band begins there
 
+_OBJECTIVE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s)(?:@p([0-9]{1,2}(?:\.[0-9]+)?))?", re.ASCII)
 StepsOf: TypeAlias = Callable[[Candidate], Iterator[StepTimes]]  # the nominal times, then others of their interval
 
 
@@ -66,6 +69,16 @@ class Objective:
 
     seconds: float
     quantile: float = 0.95
+
+    @classmethod
+    def parse(cls, text: str) -> "Objective":
+        """`500ms`, `1.5s` or `500ms@p99`; p95 by default."""
+        match = _OBJECTIVE.fullmatch(text)
+        seconds = float(match[1]) / (1000 if match[2] == "ms" else 1) if match else 0.0
+        quantile = float(match[3]) / 100 if match and match[3] else cls.quantile
+        if seconds <= 0 or not 0 < quantile < 1:
+            raise InputInvalid(f"{text!r} is not a time with a percentile, as in 500ms, 1.5s or 500ms@p99")
+        return cls(seconds, quantile)
 
     def __str__(self) -> str:
         return f"{self.seconds * 1e3:,.0f} ms at p{100 * self.quantile:g}"

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any, Final
 
-from nxpipe.pipeline.config.prices import Purchase
+from nxpipe.pipeline.config.prices import Prices, Purchase
 from nxpipe.pipeline.plan.candidates import Candidate
-from nxpipe.pipeline.plan.gpus import BreakEven, GpuPlan, Migration, break_even, verdict
+from nxpipe.pipeline.plan.gpus import BreakEven, GpuMeasurement, GpuPlan, Migration, break_even, gpu_plans, verdict
 from nxpipe.pipeline.plan.serve import Interval, Plan, ServingDemand, ServingPlan
 from nxpipe.pipeline.predict.constants import PREDICTED, Prediction, predict
 from nxpipe.pipeline.predict.measurements import Configuration
@@ -43,6 +43,19 @@ class GpuComparison:
             return None
         found = break_even(gpu.monthly, plan.best, self.migration)
         return (gpu, found) if found else None
+
+
+def compare_with_gpus(
+    plan: ServingPlan,
+    prices: Prices,
+    names: Sequence[str] = (),
+    own: Sequence[GpuMeasurement] = (),
+    migration: Migration | None = None,
+) -> GpuComparison:
+    """A plan beside the named GPU instances and the user's own measurements; without any, those with public ones."""
+    wanted = dict.fromkeys((*names, *(each.instance for each in own)))
+    gpus, silent = gpu_plans(plan.model.architecture, plan.demand, prices, tuple(wanted), list(own))
+    return GpuComparison(tuple(gpus), tuple(silent), migration)
 
 
 def price_dates(plan: ServingPlan, gpus: Sequence[GpuPlan] = ()) -> str:

@@ -1,7 +1,7 @@
-"""Encoders as a service: embeddings and classification, with requests batched as they come.
+"""Encoders: texts through their programs, and as a service of embeddings and classes, batched as requests come.
 
-A text runs in the smallest bucket that holds it, with texts of the same bucket that wait at that moment. A batch starts
-when it is full or when its first text has waited for `window` seconds.
+A text runs in the smallest bucket that holds it. In a service it runs with texts of the same bucket that wait at that
+moment: a batch starts when it is full or when its first text has waited for `window` seconds.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from nxpipe.pipeline.serving.engine import Limits, NotServing, Overloaded
 from nxpipe.pipeline.serving.model import ServingModel
 from nxpipe.pipeline.serving.openai import EmbeddingRequest, Json, parsed
 from nxpipe.pipeline.serving.programs import ProgramShape, Session
-from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid
+from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid, PromptTooLong
 
 if TYPE_CHECKING:
     from nxpipe.emulator.numerics import Array
@@ -56,9 +56,12 @@ class EncoderPrograms:
     def bucket(self, tokens: int) -> int:
         fitting = [bucket for bucket in self.buckets if bucket >= tokens]
         if not fitting:
-            raise InputInvalid(
-                f"the text has {tokens:,} tokens, and the largest bucket {self.buckets[-1]:,}; shorten it, or build "
-                "the model with a longer one"
+            longest = self.buckets[-1]
+            raise PromptTooLong(
+                f"the text has {tokens:,} tokens, and the largest bucket {longest:,}; shorten it, or build the model "
+                "with a longer one",
+                tokens,
+                longest,
             )
         return fitting[0]
 
@@ -69,6 +72,59 @@ class EncoderPrograms:
         """The program of the smallest batch that holds so many texts, and its batch."""
         batch = min(batch for own, batch in self._names if own == bucket and batch >= count)
         return self._names[bucket, batch], batch
+
+
+class Encoder:
+    """An encoder's programs in a session, by the tokens of texts. Not safe for threads: one calls it at a time."""
+
+    def __init__(self, model: ServingModel, session: Session) -> None:
+        self.model, self.programs = model, EncoderPrograms(model.name, model.programs)
+        self._session = session
+
+    def tokens(self, text: str | Sequence[int]) -> tuple[int, ...]:
+        """The token ids of a text, or of ids, which the model must have."""
+        tokens = self.model.text.encode(text) if isinstance(text, str) else text
+        if not tokens:
+            raise InputInvalid("input: no tokens")
+        return self.model.require_tokens(tokens, "input")
+
+    def run(self, rows: Sequence[Sequence[int]]) -> "list[dict[str, Array]]":
+        """The outputs of any number of texts, in their order, each without padding."""
+        buckets = [self.programs.bucket(len(row)) for row in rows]
+        outputs: dict[int, dict[str, Array]] = {}
+        for bucket in sorted(set(buckets)):
+            own, most = [n for n, each in enumerate(buckets) if each == bucket], self.programs.largest_batch(bucket)
+            for first in range(0, len(own), most):
+                batch = own[first : first + most]
+                found = self.run_batch(bucket, [rows[number] for number in batch])
+                outputs |= zip(batch, found, strict=True)
+        return [outputs[number] for number in range(len(rows))]
+
+    def run_batch(self, bucket: int, texts: Sequence[Sequence[int]]) -> "list[dict[str, Array]]":
+        """The outputs of texts in one run of the smallest program that holds so many."""
+        program, rows = self.programs.program(bucket, len(texts))
+        ids, mask = np.zeros((rows, bucket), np.int64), np.zeros((rows, bucket), np.int64)
+        mask[len(texts) :, 0] = 1  # a row without a token would divide by zero
+        for row, tokens in enumerate(texts):
+            ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, 1
+        outputs = self._session.run(program, {"input_ids": ids, "attention_mask": mask})
+        return [
+            {name: _own(array[row], len(tokens), bucket) for name, array in outputs.items()}
+            for row, tokens in enumerate(texts)
+        ]
+
+    def embedding(self, output: "Mapping[str, Array]", pooling: Pooling) -> "Array":
+        """The vector of a text, of length 1."""
+        hidden = output.get(_HIDDEN)
+        if hidden is None:
+            raise InputInvalid(f"{self.model.name} gives {', '.join(output)}, not {_HIDDEN}")
+        pooled = {"mean": lambda: hidden.mean(axis=0), "cls": lambda: hidden[0], "last": lambda: hidden[-1]}
+        vector = pooled[pooling]()
+        result: Array = (vector / max(float(np.linalg.norm(vector)), 1e-12)).astype(np.float32)
+        return result
+
+    def close(self) -> None:
+        self._session.close()
 
 
 class Encoding:
@@ -88,8 +144,9 @@ class Encoding:
         if self.task not in _ENDPOINTS:
             raise BuildRefused(f"{model.name}: task {self.task} has no endpoint; it can be run with `nxpipe run`")
         self.endpoint = _ENDPOINTS[self.task]
-        self._programs = EncoderPrograms(model.name, model.programs)
-        self._session, self._window, self._pooling = session, window, pooling
+        self._encoder = Encoder(model, session)
+        self._programs = self._encoder.programs
+        self._window, self._pooling = window, pooling
         self._waiting: deque[_Item] = deque()
         self._changed = threading.Condition()
         self._is_closed, self._is_accepting, self._is_running = False, True, False
@@ -117,14 +174,14 @@ class Encoding:
             self._is_closed = True
             self._changed.notify_all()
         await asyncio.to_thread(self._thread.join)
-        self._session.close()
+        self._encoder.close()
 
     async def answer(self, endpoint: str, document: Json, model: str) -> Any:
         """The answer of an endpoint, for the texts of a request."""
         if endpoint != self.endpoint:
             raise InputInvalid(f"{model} is served at {self.endpoint}, not at {endpoint}: its task is {self.task}")
         wanted = parsed(EmbeddingRequest, document)
-        tokens = [self._tokens(each) for each in wanted.inputs()]
+        tokens = [self._encoder.tokens(each) for each in wanted.inputs()]
         outputs = await self._outputs(tokens)
         usage = {"prompt_tokens": sum(map(len, tokens)), "total_tokens": sum(map(len, tokens))}
         if endpoint == "embeddings":
@@ -140,13 +197,6 @@ class Encoding:
         return {"object": "list", "data": data, "model": model, "usage": usage}
 
     # Queue
-
-    def _tokens(self, text: str | list[int]) -> list[int]:
-        tokens = self.model.text.encode(text) if isinstance(text, str) else text
-        if not tokens:
-            raise InputInvalid("input: no tokens")
-        self.model.require_tokens(tokens, "input")
-        return tokens
 
     async def _outputs(self, rows: Sequence[Sequence[int]]) -> "list[dict[str, Array]]":
         items = [_Item(row, self._programs.bucket(len(row)), self._loop.create_future()) for row in rows]
@@ -164,7 +214,7 @@ class Encoding:
     def _run(self) -> None:
         while batch := self._next_batch():
             try:
-                results: list[Any] = list(self._executed(batch))
+                results: list[Any] = list(self._encoder.run_batch(batch[0].bucket, [item.tokens for item in batch]))
             except BaseException as fault:
                 self.fault = fault
                 results = [NotServing(f"a program has failed: {fault}; restart the server")] * len(batch)
@@ -200,48 +250,43 @@ class Encoding:
     def _count(self, bucket: int) -> int:
         return sum(item.bucket == bucket for item in self._waiting)
 
-    def _executed(self, batch: Sequence[_Item]) -> "Sequence[dict[str, Array]]":
-        bucket = batch[0].bucket
-        program, rows = self._programs.program(bucket, len(batch))
-        ids, mask = np.zeros((rows, bucket), np.int64), np.zeros((rows, bucket), np.int64)
-        mask[len(batch) :, 0] = 1  # a row without a token would divide by zero
-        for row, item in enumerate(batch):
-            ids[row, : len(item.tokens)], mask[row, : len(item.tokens)] = item.tokens, 1
-        outputs = self._session.run(program, {"input_ids": ids, "attention_mask": mask})
-        return [
-            {name: _own(array[row], len(item.tokens), bucket) for name, array in outputs.items()}
-            for row, item in enumerate(batch)
-        ]
-
     # Answers
 
     def _embedding(self, output: "Mapping[str, Array]", form: str) -> Any:
-        hidden = output.get(_HIDDEN)
-        if hidden is None:
-            raise InputInvalid(f"{self.model.name} gives {', '.join(output)}, not {_HIDDEN}")
-        pooled = {"mean": lambda: hidden.mean(axis=0), "cls": lambda: hidden[0], "last": lambda: hidden[-1]}
-        vector = pooled[self._pooling]()
-        vector = (vector / max(float(np.linalg.norm(vector)), 1e-12)).astype(np.float32)
+        vector = self._encoder.embedding(output, self._pooling)
         return base64.b64encode(vector.astype("<f4").tobytes()).decode() if form == "base64" else vector.tolist()
 
     def _classified(self, output: "Mapping[str, Array]", tokens: Sequence[int]) -> Json:
-        shares = _softmax(output["logits"].astype(np.float64))
+        shares = class_scores(self.model, output["logits"])
         if shares.ndim == 1:
             best = int(shares.argmax())
-            return {"label": self._label(best), "probs": shares.tolist(), "num_classes": len(shares)}
+            return {"label": label_of(self.model, best), "probs": shares.tolist(), "num_classes": len(shares)}
         entities = [
             {
                 "token": self.model.text.token_text(token),
-                "label": self._label(int(row.argmax())),
+                "label": label_of(self.model, int(row.argmax())),
                 "score": float(row.max()),
             }
             for token, row in zip(tokens, shares, strict=True)
         ]
         return {"tokens": entities, "num_classes": shares.shape[1]}
 
-    def _label(self, number: int) -> str:
-        labels = self.model.config.get("id2label")
-        return str(labels.get(str(number), f"LABEL_{number}")) if isinstance(labels, Mapping) else f"LABEL_{number}"
+
+def label_of(model: ServingModel, number: int) -> str:
+    """The name that the configuration gives to a class."""
+    labels = model.config.get("id2label")
+    return str(labels.get(str(number), f"LABEL_{number}")) if isinstance(labels, Mapping) else f"LABEL_{number}"
+
+
+def class_scores(model: ServingModel, logits: "Array") -> "Array":
+    """The scores of classes: shares of 1, or each by itself for a model of several labels or of a single one."""
+    logits = logits.astype(np.float64)
+    if model.config.get("problem_type") == "regression":
+        return logits
+    if model.config.get("problem_type") == "multi_label_classification" or logits.shape[-1] == 1:
+        single: Array = 1 / (1 + np.exp(-logits))
+        return single
+    return softmax(logits)
 
 
 def _own(array: "Array", length: int, bucket: int) -> "Array":
@@ -249,7 +294,7 @@ def _own(array: "Array", length: int, bucket: int) -> "Array":
     return array[:length] if array.ndim and array.shape[0] == bucket and array.ndim > 1 else array
 
 
-def _softmax(logits: "Array") -> "Array":
+def softmax(logits: "Array") -> "Array":
     shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
     result: Array = shares / shares.sum(axis=-1, keepdims=True)
     return result

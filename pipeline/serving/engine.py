@@ -8,7 +8,7 @@ known, so a server must be started again.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nxpipe.pipeline.serving.scheduler import GenerationRequest, Output, Scheduler
@@ -162,15 +162,3 @@ class Engine:
             each = (now - self._last_finish) / ended
             self._seconds_per_request += 0.2 * (min(each, 60.0) - self._seconds_per_request)
             self._last_finish = now
-
-
-def generate(scheduler: Scheduler, request: GenerationRequest) -> Iterator[Output]:
-    """The outputs of one request, in this thread; the request is cancelled if the iteration ends early."""
-    scheduler.add(request)
-    try:
-        while not scheduler.is_idle:
-            yield from scheduler.step()
-    finally:
-        if not scheduler.is_idle:
-            scheduler.cancel(request)
-            scheduler.step()

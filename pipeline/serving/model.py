@@ -4,10 +4,12 @@ It is read from a store, from the folder that `store fetch` and the agent write,
 On devices, programs run in a process for each rank, which loads them once.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,11 +20,12 @@ from nxpipe.pipeline.serving.scheduler import Scheduler
 from nxpipe.pipeline.serving.text import Files, Text, json_object
 from nxpipe.pipeline.util.errors import InputInvalid, ProgramInvalid
 from nxpipe.pipeline.util.files import DocumentInvalid, json_of
-from nxpipe.pipeline.util.progress import Step
+from nxpipe.pipeline.util.progress import Step, Watch
 from nxpipe.pipeline.verify.device import (
     DeviceOptions,
     described_device,
     device_faults,
+    fetch_programs,
     on_ranks,
     require_device_programs,
     require_libraries,
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
     from nxpipe.artifact_store.documents import Blob
     from nxpipe.artifact_store.manifest import Manifest
+    from nxpipe.emulator.ir.types import TensorType
     from nxpipe.emulator.numerics import Array
     from nxpipe.emulator.run.counters import Prediction
     from nxpipe.emulator.run.model import Code
@@ -82,6 +86,7 @@ class EmulatedSession:
 
 Load = Callable[[Sequence[str], int], Session]  # programs by name; the number of the copy
 Latency = Callable[[str], float | None]  # the predicted milliseconds of a program
+Inputs = Callable[[str], Mapping[str, "TensorType"]]  # the types of a program's inputs
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,7 @@ class ServingModel:
     load: Load
     latency_ms: Latency
     artifact: str | None = None  # the artifact's name
+    inputs: Inputs | None = None  # None if they are not known before a program is loaded
 
     @classmethod
     def read(cls, published: "Published", store: "Store", execution: "ExecutionOptions", step: Step) -> "ServingModel":
@@ -120,13 +126,18 @@ class ServingModel:
 
     @classmethod
     def of_manifest(
-        cls, manifest: "Manifest", read: "Callable[[Blob], bytes]", load: Load, latency: Latency = lambda _: None
+        cls,
+        manifest: "Manifest",
+        read: "Callable[[Blob], bytes]",
+        load: Load,
+        latency: Latency = lambda _: None,
+        inputs: Inputs | None = None,
     ) -> "ServingModel":
         """A model from its manifest, a reader of its files, and a loader of its programs."""
         files = {file.path: read(file.blob) for file in manifest.files if not file.path.startswith(_OF_PROGRAMS)}
         config = json_object(manifest.model.id, files, "config.json")
         model, programs = manifest.model, manifest.executables
-        return cls(model.id, model.task, config, files, programs, load, latency, manifest.name)
+        return cls(model.id, model.task, config, files, programs, load, latency, manifest.name, inputs)
 
     @classmethod
     def _of_artifact(
@@ -136,15 +147,20 @@ class ServingModel:
         execution: "ExecutionOptions",
         read: "Callable[[Blob], bytes]",
     ) -> "ServingModel":
-        stored = {each.executable.name: each for each in artifact.programs}
+        from nxpipe.emulator.isa.program import Role
 
+        stored = {each.executable.name: each for each in artifact.programs}
         predictions = _Predictions(stored, _utilisations(artifact.manifest, read))
 
         def load(names: Sequence[str], copy: int) -> Session:
             codes = {name: _stored_code(stored[name], execution) for name in names}
             return EmulatedSession(codes, weights, copy, predictions.of)
 
-        return cls.of_manifest(artifact.manifest, read, load, predictions.latency_ms)
+        def inputs(name: str) -> "Mapping[str, TensorType]":
+            ports = stored[name].instructions.ports
+            return {port.name: port.type for port in ports if port.role is Role.INPUT}
+
+        return cls.of_manifest(artifact.manifest, read, load, predictions.latency_ms, inputs)
 
     @cached_property
     def text(self) -> Text:
@@ -305,6 +321,27 @@ def on_devices(folder: Path, options: DeviceOptions, step: Step) -> ServingModel
     return ServingModel.of_manifest(
         opened.manifest, opened.read_blob, lambda names, copy: DeviceSession(names, folder, options, copy)
     )
+
+
+def folder_model(folder: Path, machine: "ExecutionOptions | DeviceOptions", step: Step) -> ServingModel:
+    """The artifact in a fetched folder, on the emulator or on this machine's devices."""
+    if isinstance(machine, DeviceOptions):
+        return on_devices(folder, machine, step)
+    return ServingModel.read_folder(folder, machine, step)
+
+
+@contextmanager
+def served_model(
+    published: "Published", store: "Store", machine: "ExecutionOptions | DeviceOptions", step: Step, watch: Watch
+) -> Iterator[ServingModel]:
+    """The artifact of a store, on the emulator, or on this machine's devices from a temporary folder."""
+    if not isinstance(machine, DeviceOptions):
+        yield ServingModel.read(published, store, machine, step)
+        return
+    require_device_programs(published.manifest)
+    with TemporaryDirectory(prefix="nxpipe-device-") as name:
+        fetch_programs(published.manifest, store, Path(name), step, watch)
+        yield on_devices(Path(name), machine, step)
 
 
 def _files(folder: Path, name: str) -> dict[str, str]:

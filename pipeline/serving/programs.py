@@ -66,14 +66,7 @@ class DecoderPrograms:
         cls, model: str, executables: Sequence[ProgramShape], rows: int | None = None, *, smallest: bool = False
     ) -> "DecoderPrograms":
         """The programs of a batch size, by default the largest or the smallest; BuildRefused without any."""
-        decodes = {each.batch: each for each in executables if each.phase == "decode"}
-        found: dict[int, DecoderPrograms] = {}
-        for batch, decode in sorted(decodes.items()):
-            for phase in ("prefill", "extend"):
-                own = [each for each in executables if (each.phase, each.batch) == (phase, batch)]
-                prompts = {each.sequence: each.name for each in sorted(own, key=lambda each: each.sequence)}
-                if prompts:
-                    found[batch] = cls(batch, decode.sequence, prompts, decode.name, phase == "extend")
+        found = cls.by_rows(executables)
         if not found:
             raise BuildRefused(
                 f"{model}: it has no programs that generate text, which are decode with prefill or extend; build it "
@@ -82,6 +75,19 @@ class DecoderPrograms:
         if rows is not None and rows not in found:
             raise BuildRefused(f"{model}: no programs for {rows} rows; there are {', '.join(map(str, found))}")
         return found[rows or (min(found) if smallest else max(found))]
+
+    @classmethod
+    def by_rows(cls, executables: Sequence[ProgramShape]) -> "dict[int, DecoderPrograms]":
+        """The programs of each batch size that can generate text, the smallest first."""
+        decodes = {each.batch: each for each in executables if each.phase == "decode"}
+        found: dict[int, DecoderPrograms] = {}
+        for batch, decode in sorted(decodes.items()):
+            for phase in ("prefill", "extend"):
+                own = [each for each in executables if (each.phase, each.batch) == (phase, batch)]
+                prompts = {each.sequence: each.name for each in sorted(own, key=lambda each: each.sequence)}
+                if prompts:
+                    found[batch] = cls(batch, decode.sequence, prompts, decode.name, phase == "extend")
+        return found
 
     @property
     def names(self) -> tuple[str, ...]:

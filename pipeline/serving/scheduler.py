@@ -20,7 +20,7 @@ import numpy as np
 from nxpipe.pipeline.serving.programs import Decoder
 from nxpipe.pipeline.serving.sampling import Chosen, Sampler, SamplingParams, choose_all
 from nxpipe.pipeline.serving.text import StopStrings, Text, TokenStream
-from nxpipe.pipeline.util.errors import InputInvalid
+from nxpipe.pipeline.util.errors import InputInvalid, PromptTooLong
 
 if TYPE_CHECKING:
     from nxpipe.emulator.numerics import Array
@@ -133,9 +133,11 @@ class Scheduler:
         if not length:
             raise InputInvalid("the prompt has no tokens; pass at least one")
         if length > longest:
-            raise InputInvalid(
+            raise PromptTooLong(
                 f"the prompt has {length:,} tokens, and at most {longest:,} are read; shorten it, or build the model "
-                "with a longer bucket"
+                "with a longer bucket",
+                length,
+                longest,
             )
         left = self._programs.capacity - length + (not self._programs.is_continuous)
         if request.params.max_tokens > left:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from nxpipe.pipeline.util.errors import InputInvalid, ModelSourceError
+from nxpipe.pipeline.util.errors import InputInvalid, MissingSoftware, ModelSourceError
 from nxpipe.pipeline.util.files import DocumentInvalid, json_of
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Files = Mapping[str, bytes]  # the files of an artifact by path
 
+DEFAULT_TOKENS: Final = 64  # of a generated text, where nothing else limits it
 TOKENIZER: Final = "tokenizer.json"
 _SETTINGS: Final = "tokenizer_config.json"
 _TEMPLATES: Final = ("chat_template.jinja", "chat_template.json")
@@ -24,6 +25,18 @@ _SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_toke
 _DEFAULT: Final = "default"  # of several templates, the one of chats
 _REPLACEMENT: Final = "�"  # an incomplete character
 _LONGEST_CONVERSATION: Final = 4096  # messages
+
+
+_LIBRARIES: Final = ("numpy", "ml_dtypes", "safetensors", "tokenizers", "jinja2")
+
+
+def require_serving_libraries(*further: str) -> None:
+    """Raise MissingSoftware for the first library that serving needs and that is not installed."""
+    from importlib.util import find_spec
+
+    for name in (*_LIBRARIES, *further):
+        if find_spec(name) is None:
+            raise MissingSoftware(name, "Serving", "run: pip install 'nxpipe[serve]'")
 
 
 class Text:
@@ -62,6 +75,11 @@ class Text:
     def end_of_text(self) -> int | None:
         """The tokenizer's own end of text."""
         return self.token(self._special["eos_token"]) if "eos_token" in self._special else None
+
+    @property
+    def mask_token(self) -> str | None:
+        """The text of the token that stands for a masked one."""
+        return self._special.get("mask_token")
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids; `special` adds those that the tokenizer puts around a text."""

@@ -21,6 +21,14 @@ class InputInvalid(PipelineError):
     """An invalid argument or program input: an unknown fleet, a prompt that is too long, an unknown token."""
 
 
+class PromptTooLong(InputInvalid):
+    """A prompt or text with more tokens than the largest bucket or the KV cache holds, which is `longest`."""
+
+    def __init__(self, message: str, tokens: int, longest: int) -> None:
+        super().__init__(message)
+        self.tokens, self.longest = tokens, longest
+
+
 class BuildRefused(PipelineError):
     """A request that this version does not support."""
 

@@ -97,7 +97,7 @@ class _Layout:
         self._rows = [row for row in self._all if not self._is_heading(row)]
         numbers = range(len(columns))
         cells = [[unstyled(row[number]) for row in self._rows] for number in numbers]
-        self._numeric = [_is_numeric(column) for column in cells]
+        self._numeric = [is_numeric(column) for column in cells]
         self._natural = [max(map(len, (self._titles[number], *cells[number]))) for number in numbers]
         self._words = [self._longest_word(number) for number in numbers]
         self._readable = [
@@ -209,7 +209,7 @@ def _total(widths: Sequence[int]) -> int:
     return sum(widths) + 2 * max(len(widths) - 1, 0)
 
 
-def _is_numeric(cells: Sequence[str]) -> bool:
+def is_numeric(cells: Sequence[str]) -> bool:
     return any(cells) and all(cell in _NO_NUMBER or _NUMBER.fullmatch(cell) for cell in cells)
 
 

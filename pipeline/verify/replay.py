@@ -11,7 +11,7 @@ from nxpipe.pipeline.models.configuration import Shape
 from nxpipe.pipeline.models.source import ModelSource, PretrainedModel
 from nxpipe.pipeline.models.thresholds import DEFAULT_REFERENCE
 from nxpipe.pipeline.models.weights import Arrays
-from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid, ModelSourceError
+from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid, ModelSourceError, PromptTooLong
 from nxpipe.pipeline.util.progress import Step, Watch
 from nxpipe.pipeline.verify.cases import in_pytorch
 from nxpipe.pipeline.verify.comparison import Batches, Case, Comparison, EmulatedRun, ReferenceRun, compare_case
@@ -87,6 +87,8 @@ class RunInputs:
 
         try:
             prompts = Prompts.read(self.texts, source, largest, truncate=self.truncate, title="Text")
+        except PromptTooLong:
+            raise
         except (ModelSourceError, InputInvalid) as error:
             raise type(error)(str(error).replace("--prompts: ", "--text: ")) from error
         batches = prompts.batches(shape.batch, shape.sequence)
