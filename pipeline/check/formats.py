@@ -128,8 +128,8 @@ def _instance_table(fits: tuple[TargetFit, ...]) -> str:
         best = style(f"tp {fit.chosen}", fg="green") if fit.chosen else style("does not fit", fg="red")
         shares = (_share(fit.row(degree), fit) for degree in degrees)
         rows.append((fit.target, str(fit.cores), _size(fit.capacity), best, *shares))
-    shares = (Column(f"tp {degree}", drop=number) for number, degree in enumerate(degrees, 2))
-    return table(("instance", Column("cores", drop=99), Column("each", drop=1), "fits at", *shares), rows)
+    titles = (Column(f"tp {degree}", drop=number) for number, degree in enumerate(degrees, 2))
+    return table(("instance", Column("cores", drop=99), Column("each", drop=1), "fits at", *titles), rows)
 
 
 def _share(row: Row | None, fit: TargetFit) -> str:

@@ -105,7 +105,8 @@ class HelpFormatter(click.HelpFormatter):
             return "\n".join(row for line in lines for row in _example(indent + line.rstrip(), self.width))
         return "\n".join(folded(indent + " ".join(text.split()), self.width, indent))
 
-    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        rows = list(rows)
         indent = " " * self.current_indent
         longest = max((len(name) for name, _ in rows), default=0)
         blanks = indent + " " * (min(longest, col_max, self.width // _SHARE_OF_NAMES) + col_spacing)

@@ -6,7 +6,7 @@ from math import log
 from typing import Final
 
 from nxpipe.pipeline.canary.plan import CanaryPlan
-from nxpipe.pipeline.rollout.status import EvaluationLog, EvaluationRecord
+from nxpipe.pipeline.rollout.course import EvaluationLog, EvaluationRecord
 from nxpipe.pipeline.util.page.charts import Curve, Roof, Scale, plot
 from nxpipe.pipeline.util.page.html import Child, Markup, tag
 from nxpipe.pipeline.util.page.page import (

@@ -52,7 +52,8 @@ class ImageProcessor:
         if self._is_on("do_rescale"):
             values = values * np.float32(self._settings.get("rescale_factor", 1 / 255))
         if self._is_on("do_normalize"):
-            values = (values - self._channels("image_mean")) / self._channels("image_std")
+            mean, deviation = self._channels("image_mean"), self._channels("image_std")
+            values = ((values - mean) / deviation).astype(np.float32)
         return values.transpose(2, 0, 1).astype(np.float32)
 
     def _is_on(self, step: str) -> bool:

@@ -159,8 +159,8 @@ class StoreSite:
         return page(json.loads(data or b"null"), site)
 
     def _rollout(self, fleet: str, rollout: str, site: Site) -> bytes:
+        from nxpipe.pipeline.rollout.course import EvaluationLog
         from nxpipe.pipeline.rollout.page import rollout_page
-        from nxpipe.pipeline.rollout.status import EvaluationLog
 
         return rollout_page(fleet, rollout, EvaluationLog.at(self.store, fleet, rollout), site)
 

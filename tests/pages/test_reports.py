@@ -41,7 +41,9 @@ def store(tmp_path: Path) -> Store:
 def published(store: Store, note: str, ms: float, **changed: list[float]) -> Published:
     values = TENSORS | {name.replace("__", "."): value for name, value in changed.items()}
     arrays = {name: np.array(value, np.float32) for name, value in values.items()}
-    elements = {name: Elements(name, "float32", array.shape, array.view(np.uint8).data) for name, array in arrays.items()}
+    elements = {
+        name: Elements(name, "float32", array.shape, array.view(np.uint8).data) for name, array in arrays.items()
+    }
     return publish(store, note, {16: ms}, weights=elements)
 
 

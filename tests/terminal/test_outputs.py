@@ -182,17 +182,22 @@ def _doctor(terminal: Terminal) -> Shown:
 
 def _plan_serve(terminal: Terminal) -> Shown:
     """One plan, for all widths."""
-    calls: list[tuple[Any, ...]] = []
+    calls: list[tuple[Any, Any]] = []
     summary = serve_report.summary
-    terminal.monkeypatch.setattr(serve_report, "summary", lambda *given: (calls.append(given), summary(*given))[1])
+
+    def recorded(plan: Any, comparison: Any, width: int) -> str:
+        calls.append((plan, comparison))
+        return summary(plan, comparison, width)
+
+    terminal.monkeypatch.setattr(serve_report, "summary", recorded)
     asked = (
         *("plan", "serve", "--model-id", _LLAMA, "--rate", "20", "--prompt", "200", "--output", "40"),
         *("--ttft", "1s", "--tpot", "60ms@p90", "--region", "us-east-2", "--runtime", "nxdi"),
         *("--instance", "inf2.xlarge", "--instance", "trn1.32xlarge"),
     )
     assert terminal.nxpipe(*asked).code == 0
-    *plan, _ = calls[0]
-    return lambda: terminal.printed(lambda: Console().page(summary(*plan, screen_width() or 0)))
+    ((plan, comparison),) = calls
+    return lambda: terminal.printed(lambda: Console().page(summary(plan, comparison, screen_width() or 0)))
 
 
 _LLAMA: Final = "meta-llama/Llama-2-7b-hf"
