@@ -114,7 +114,10 @@ def test_a_version_that_no_image_holds_is_told_with_the_one_that_there_is() -> N
 def test_what_aws_refuses_is_one_sentence() -> None:
     amazon = Amazon([])
     amazon.clients["ssm"] = Session().create_client("ssm", region_name=REGION)
-    with pytest.raises(AwsError, match=r"AWS: cannot read the parameter .* in us-east-2: .*credentials"):
+    with pytest.raises(
+        AwsError,
+        match=r"no AWS credentials found, .* the parameter .* in us-east-2; set AWS_PROFILE",
+    ):
         find_image(REGION, "2.32.0", amazon)
 
 

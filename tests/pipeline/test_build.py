@@ -200,7 +200,7 @@ REFUSED = [
     (["--buckets", "0"], 2, "buckets"),
     (["--buckets", "x"], 2, "buckets"),
     (["--autocast", "most"], 2, "matmult"),
-    (["--task", "translation"], 2, "feature-extraction"),
+    (["--task", "translation"], 2, "did you mean 'text2text-generation'?"),
     (["--store", "ftp://host"], 20, "file://"),
 ]
 

@@ -171,7 +171,7 @@ def test_a_folder_without_a_configuration_is_a_finding() -> None:
 
 def test_a_gated_model_without_a_network_is_a_finding() -> None:
     report = checked(model_id="somebody/gated-model")
-    assert "neither on this machine nor" in report.findings[0].message
+    assert "not in the local cache, and the hub is unreachable" in report.findings[0].message
     assert report.exit_code.number == 10
 
 

@@ -125,7 +125,7 @@ def test_a_valid_configuration_cannot_be_changed(path: Path) -> None:
 
 def test_without_a_file_the_defaults_hold_if_the_command_allows_it(path: Path) -> None:
     assert load_config(path, {"NXPIPE_STORE_URL": "s3://bucket/x"}, missing_ok=True).store.url == "s3://bucket/x"
-    with pytest.raises(ConfigInvalid, match="no such file"):
+    with pytest.raises(ConfigInvalid, match="does not exist"):
         load_config(path, {})
     with pytest.raises(ConfigInvalid, match="a folder"):
         load_config(path.parent, {}, missing_ok=True)
