@@ -322,8 +322,8 @@ class TestWhatIsNotPossible:
         with pytest.raises(InputInvalid, match=name):
             planned_model(name)
 
-    def test_an_unknown_instance_is_refused_with_the_families(self) -> None:
-        with pytest.raises(InputInvalid, match=r"did you mean 'inf2\.xlarge'"):
+    def test_an_unknown_instance_is_refused_with_the_nearest_one(self) -> None:
+        with pytest.raises(InputInvalid, match=r"did you mean 'inf2\.xlarge'\?"):
             instances_of(["inf3.xlarge"])
 
 
