@@ -52,7 +52,7 @@ def test_the_classifier_gets_from_check_to_answers(tmp_path: Path, monkeypatch: 
     assert "'positive'" in text[-4]  # what the channel serves, of "great acting"
     answers = [line.split()[-2] for line in printed(notebook).splitlines() if line.startswith(("a great", "i loved"))]
     assert answers == ["positive", "positive"]
-    assert "channel production is at generation 1, not 0" in printed(notebook)
+    assert "at generation 1, not 0" in printed(notebook)
 
 
 @pytest.mark.slow
