@@ -120,7 +120,7 @@ COMMANDS = {
     ),
     "ui": (
         "nxpipe.pipeline.cli.ui:ui",
-        "Show a store in a browser, or write it as a static site.",
+        "Show a store in a browser: artifacts, channels with their history, build reports, rollouts.",
     ),
     "verify": (
         "nxpipe.pipeline.cli.verify:verify",
