@@ -47,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Seed Hypothesis by the commit's number: its runs have equal examples. Other profiles draw new ones."""
     _use_memory(config)
     os.environ.pop("COLUMNS", None)  # set by workers of xdist; output is that of a pipe, of any length
+    os.unsetenv("COLUMNS")  # set by readline, for child processes only
     number = config.stash[_SAMPLE] = commit_number(ROOT, config.getoption("--sample"))
     if config.getoption("--hypothesis-profile") is None and config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(number)

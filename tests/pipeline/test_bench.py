@@ -57,9 +57,10 @@ def test_what_is_slower_by_more_than_the_threshold_is_a_regression(nxpipe: InPro
     words = (name_of(now), "--against", "production")
     answer = nxpipe("bench", *words)
     assert answer.code == REGRESSION.number
-    _, artifact, *lines = answer.out.splitlines()
-    assert artifact == name_of(now)
-    assert [line.split() for line in lines] == [
+    title, heading, *rows = answer.out.splitlines()
+    assert title.split()[:2] == ["PROGRAM", "TP"]
+    assert heading == name_of(now)
+    assert [row.split() for row in rows] == [
         ["forward-b1-s16", "1", "1.040", "ms", "1.000", "ms", "+4.0%", "1.235", "ms", "not", "covered"],
         ["forward-b1-s32", "1", "2.200", "ms", "2.000", "ms", "+10.0%", "2.395", "ms", "not", "covered"],
     ]
