@@ -6,7 +6,7 @@ from math import log
 from typing import Final
 
 from nxpipe.pipeline.canary.plan import CanaryPlan
-from nxpipe.pipeline.rollout.course import EvaluationLog, EvaluationRecord
+from nxpipe.pipeline.rollout.course import Course, EvaluationLog, EvaluationRecord
 from nxpipe.pipeline.util.page.charts import Curve, Roof, Scale, plot
 from nxpipe.pipeline.util.page.html import Child, Markup, tag
 from nxpipe.pipeline.util.page.page import (
@@ -33,15 +33,17 @@ def rollout_page(fleet: str, rollout: str, evaluations: EvaluationLog, site: Sit
     records, text = evaluations.refresh(), evaluations.plan_text()
     plan = CanaryPlan.from_json(json.loads(text)) if text else None
     title = f"Rollout {rollout} of fleet {fleet}"
-    return sheet(title, "Rollout", _lead(title, records), _sections(plan, records), site=site)
+    course = Course(plan).after(records) if plan else None
+    summary = course.summary if course else None
+    return sheet(title, "Rollout", _lead(title, records, summary), _sections(course, records), site=site)
 
 
-def _lead(title: str, records: Sequence[EvaluationRecord]) -> list[Markup]:
+def _lead(title: str, records: Sequence[EvaluationRecord], summary: str | None) -> list[Markup]:
     if not records:
         return [heading(title, verdict=verdict("no evaluation yet", "wait"))]
     last = records[-1]
     word = verdict(_word(last.action), _ACTIONS.get(last.action, "wait"))
-    head = heading(title, f"{moment(records[0].at)} to {moment(last.at)}", last.reason.split("\n")[0], verdict=word)
+    head = heading(title, f"{moment(records[0].at)} to {moment(last.at)}", summary or last.reason, verdict=word)
     new, old = (_counts(records, side) for side in ("canary", "stable"))
     figures = [(f"{new[1]:,.0f} of {new[0]:,.0f}", "requests of the new version that failed"),
                (f"{old[1]:,.0f} of {old[0]:,.0f}", "requests of the stable version that failed"),
@@ -59,7 +61,10 @@ def _counts(records: Sequence[EvaluationRecord], side: str) -> tuple[float, floa
     return sum(arm.requests for arm in arms), sum(arm.errors for arm in arms)
 
 
-def _sections(plan: CanaryPlan | None, records: Sequence[EvaluationRecord]) -> Iterator[Section]:
+def _sections(course: Course | None, records: Sequence[EvaluationRecord]) -> Iterator[Section]:
+    plan = course.plan if course else None
+    if course is not None and course.totals:
+        yield Section("Phases", _phases(course))
     if plan is not None and any(record.verdict for record in records):
         yield Section("Evidence", _evidence(plan, records))
     if records:
@@ -67,6 +72,20 @@ def _sections(plan: CanaryPlan | None, records: Sequence[EvaluationRecord]) -> I
         yield Section("Evaluations", _table(plan, records))
     if plan is not None:
         yield Section("Plan", _plan(plan))
+
+
+def _phases(course: Course) -> Markup:
+    """How each phase ended or how far it is, with the counts of both versions."""
+    rows: list[list[Child | Cell]] = []
+    for phase in course.phases:
+        totals = phase.totals
+        counts = (
+            [f"{arm.errors:,} of {arm.requests:,}" for arm in (totals.canary, totals.stable)] if totals else ["–"] * 2
+        )
+        state = pill(_word(phase.decision), _ACTIONS.get(phase.decision, "wait")) if phase.decision else "–"
+        rows.append([phase.name, "–" if phase.minutes is None else f"{phase.minutes:,}", state, *counts])
+    columns = ("traffic", "minutes", "state", "new failed", "stable failed")
+    return table(columns, rows, "Phases of the rollout", words=("traffic", "state"))
 
 
 def _evidence(plan: CanaryPlan, records: Sequence[EvaluationRecord]) -> Markup:
