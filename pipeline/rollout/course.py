@@ -210,6 +210,22 @@ class Course:
     def sentence(self, verdict: Verdict) -> str:
         return verdict_sentence(self.plan, self.evidence, self.totals, verdict)
 
+    @property
+    def is_promoted(self) -> bool:
+        """True if the last evaluation ended full traffic."""
+        last = self.evaluations[-1] if self.evaluations else None
+        return last is not None and last.verdict is None and last.action == "advance"
+
+    @property
+    def summary(self) -> str | None:
+        """How the rollout ended or how far it is; None without an evaluation. A record may have no words of its own."""
+        if not self.evaluations:
+            return None
+        if self.is_promoted and self.totals:
+            return self.promotion()
+        words = self.evaluations[-1].reason.split("\n")[0]
+        return words or (self.sentence(list(self.verdicts.values())[-1]) if self.totals else None)
+
     def promotion(self) -> str:
         """What a promotion is based on: the counts of all steps, and those at full traffic."""
         counts = counts_sentence(self.plan, self.evidence, self.totals, len(self.totals) - 1, whole=True)

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from math import log
 from typing import Final
 
+from nxpipe.pipeline.canary.explanation import percent, share
 from nxpipe.pipeline.canary.plan import CanaryPlan
-from nxpipe.pipeline.rollout.course import EvaluationLog, EvaluationRecord
+from nxpipe.pipeline.rollout.course import Course, EvaluationLog, EvaluationRecord
 from nxpipe.pipeline.util.page.charts import Curve, Roof, Scale, plot
 from nxpipe.pipeline.util.page.html import Child, Markup, tag
 from nxpipe.pipeline.util.page.page import (
@@ -33,15 +33,17 @@ def rollout_page(fleet: str, rollout: str, evaluations: EvaluationLog, site: Sit
     records, text = evaluations.refresh(), evaluations.plan_text()
     plan = CanaryPlan.from_json(json.loads(text)) if text else None
     title = f"Rollout {rollout} of fleet {fleet}"
-    return sheet(title, "Rollout", _lead(title, records), _sections(plan, records), site=site)
+    course = Course(plan).after(records) if plan else None
+    return sheet(title, "Rollout", _lead(title, records, course), _sections(course, records), site=site)
 
 
-def _lead(title: str, records: Sequence[EvaluationRecord]) -> list[Markup]:
+def _lead(title: str, records: Sequence[EvaluationRecord], course: Course | None) -> list[Markup]:
     if not records:
         return [heading(title, verdict=verdict("no evaluation yet", "wait"))]
     last = records[-1]
-    word = verdict(_word(last.action), _ACTIONS.get(last.action, "wait"))
-    head = heading(title, f"{moment(records[0].at)} to {moment(last.at)}", last.reason.split("\n")[0], verdict=word)
+    summary, is_promoted = (course.summary, course.is_promoted) if course else (None, False)
+    word = verdict("promoted" if is_promoted else _word(last.action), _ACTIONS.get(last.action, "wait"))
+    head = heading(title, f"{moment(records[0].at)} to {moment(last.at)}", summary or last.reason, verdict=word)
     new, old = (_counts(records, side) for side in ("canary", "stable"))
     figures = [(f"{new[1]:,.0f} of {new[0]:,.0f}", "requests of the new version that failed"),
                (f"{old[1]:,.0f} of {old[0]:,.0f}", "requests of the stable version that failed"),
@@ -59,7 +61,10 @@ def _counts(records: Sequence[EvaluationRecord], side: str) -> tuple[float, floa
     return sum(arm.requests for arm in arms), sum(arm.errors for arm in arms)
 
 
-def _sections(plan: CanaryPlan | None, records: Sequence[EvaluationRecord]) -> Iterator[Section]:
+def _sections(course: Course | None, records: Sequence[EvaluationRecord]) -> Iterator[Section]:
+    plan = course.plan if course else None
+    if course is not None and course.totals:
+        yield Section("Phases", _phases(course))
     if plan is not None and any(record.verdict for record in records):
         yield Section("Evidence", _evidence(plan, records))
     if records:
@@ -69,23 +74,33 @@ def _sections(plan: CanaryPlan | None, records: Sequence[EvaluationRecord]) -> I
         yield Section("Plan", _plan(plan))
 
 
+def _phases(course: Course) -> Markup:
+    """How each phase ended or how far it is, with the counts of both versions."""
+    rows: list[list[Child | Cell]] = []
+    for phase in course.phases:
+        totals = phase.totals
+        counts = (
+            [f"{arm.errors:,} of {arm.requests:,}" for arm in (totals.canary, totals.stable)] if totals else ["–"] * 2
+        )
+        state = pill(_word(phase.decision), _ACTIONS.get(phase.decision, "wait")) if phase.decision else "–"
+        rows.append([phase.name, "–" if phase.minutes is None else f"{phase.minutes:,}", state, *counts])
+    columns = ("traffic", "minutes", "state", "new failed", "stable failed")
+    return table(columns, rows, "Phases of the rollout", words=("traffic", "state"))
+
+
 def _evidence(plan: CanaryPlan, records: Sequence[EvaluationRecord]) -> Markup:
     """Both kinds of evidence as shares of what is needed; they are logarithms, so that equal minutes add equally."""
     judged = [(number, each.verdict) for number, each in enumerate(records, 1) if each.verdict]
     shares = [
-        Curve("to advance", [(number, _share(found.better, plan.beta)) for number, found in judged]),
-        Curve("of a regression", [(number, _share(found.worse, plan.alpha)) for number, found in judged]),
+        Curve("to advance", [(number, share(found.better, plan.beta)) for number, found in judged]),
+        Curve("of a regression", [(number, share(found.worse, plan.alpha)) for number, found in judged]),
     ]
     x = Scale(1, max(len(records), 2), "evaluation", shown=lambda value: f"{value:.0f}",
               marks=range(1, len(records) + 1))  # fmt: skip
-    y = Scale.over([1.0, *(share for curve in shares for _, share in curve.points)], "share of what is needed",
+    y = Scale.over([1.0, *(part for curve in shares for _, part in curve.points)], "share of what is needed",
                    shown=lambda value: f"{value:.0%}")  # fmt: skip
     about = "At 100 % the judge decides. Evidence to advance begins anew with each step."
     return plot("Evidence", about, x, y, lines=shares, roofs=[Roof(((1, 1.0), (x.high, 1.0)), "needed")])
-
-
-def _share(nats: float, error: float) -> float:
-    return max(0.0, nats / log(1 / error))
 
 
 def _failures(records: Sequence[EvaluationRecord]) -> Markup:
@@ -126,7 +141,7 @@ def _row(plan: CanaryPlan | None, record: EvaluationRecord) -> "list[Child | Cel
 
 
 def _percent(nats: float, error: float) -> str:
-    return f"{_share(nats, error):.0%}"
+    return percent(share(nats, error))
 
 
 def _step(plan: CanaryPlan | None, record: EvaluationRecord) -> Child:

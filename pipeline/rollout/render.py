@@ -374,15 +374,8 @@ def _events(events: Sequence[EvaluationRecord], width: int) -> list[str]:
 
 def course_page(course: Course, width: int) -> str:
     """A recorded rollout: how it ended or how far it is, and its phases."""
-    last = course.evaluations[-1] if course.evaluations else None
-    if last is None or not course.totals:
-        return "No evaluation yet."
-    is_promoted = last.verdict is None and last.action == "advance"
-    sentence = course.promotion() if is_promoted else last.reason.split("\n")[0]
-    if not sentence:  # a record without words
-        sentence = course.sentence(list(course.verdicts.values())[-1])
-    full = style("promoted", fg="green") if is_promoted else ""
-    text = "\n".join(paragraph(sentence, width))
+    full = style("promoted", fg="green") if course.is_promoted else ""
+    text = "\n".join(paragraph(course.summary or "No evaluation yet.", width))
     return f"{text}\n\n{timeline(course, width, full=full)}"
 
 
