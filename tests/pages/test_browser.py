@@ -36,7 +36,7 @@ def faults(tab: Browser, page: Path, width: int, *, dark: bool) -> list[str]:
     return [f"{page.name}, {width} px, {'dark' if dark else 'light'}: {fault}" for fault in found]
 
 
-@pytest.mark.sample(4, "browser")
+@pytest.mark.sample(8, "browser")
 def test_every_page_is_accessible_and_fits_a_phone(tab: Browser, pages: list[Path]) -> None:
     assert [fault for page in pages for fault in faults(tab, page, 390, dark=False)] == []
 
@@ -50,7 +50,7 @@ def test_every_page_is_accessible_at_every_width_in_both_schemes(
     assert [fault for page in pages for fault in faults(tab, page, width, dark=dark)] == []
 
 
-@pytest.mark.sample(4, "browser")
+@pytest.mark.sample(8, "browser")
 def test_a_table_is_sorted_by_its_heads_and_filtered_by_words(tab: Browser, pages: list[Path]) -> None:
     page = next(page for page in pages if page.name == "build.html")
     tab.open(page.as_uri(), 1280)
@@ -71,7 +71,7 @@ def test_a_table_is_sorted_by_its_heads_and_filtered_by_words(tab: Browser, page
     assert all("b4" in row and "model-1" in row for row in shown)
 
 
-@pytest.mark.sample(4, "browser")
+@pytest.mark.sample(8, "browser")
 def test_the_checks_of_this_file_find_what_is_wrong(tab: Browser, tmp_path: Path) -> None:
     page = tmp_path / "wrong.html"
     page.write_text(

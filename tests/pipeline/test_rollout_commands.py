@@ -358,8 +358,11 @@ def test_the_log_is_a_table_and_as_json_what_replay_reads(fleet: Fleet) -> None:
     assert fleet.start(1).code == 0
     for minutes in (4, 8):
         fleet.look(minutes, requests=(300, 5700), failed=(30, 12))
-    table = fleet.rollout("log", "search").out
+    table = fleet.rollout("log", "search", "--html", "rollout.html").out
     assert "roll_back" in table
+    page = Path("rollout.html").read_text()
+    assert "requests of the new version that failed" in page
+    assert "roll back" in page
     assert "of 11400" in table
     Path("record.jsonl").write_text(fleet.rollout("log", "search", "--json").out)
     replayed = fleet.rollout("replay", "record.jsonl", "--json")

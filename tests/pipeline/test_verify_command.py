@@ -40,8 +40,12 @@ def test_each_autocast_mode_asked_for_is_measured_beside_pytorchs_own_bf16(nxpip
     assert not any("layers" in run for run in (*found["emulated"].values(), *found["beside"].values()))
 
 
-def test_every_layer_is_found_in_the_graph_and_errors_grow_from_the_first(nxpipe: InProcess, llama: Path) -> None:
-    found = verified(nxpipe, llama, "--phases", "prefill", "--layers")
+def test_every_layer_is_found_in_the_graph_and_errors_grow_from_the_first(
+    nxpipe: InProcess, llama: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    found = verified(nxpipe, llama, "--phases", "prefill", "--layers", "--html", str(page))
+    assert "No layer is beyond the thresholds" in page.read_text()
     layers = found["emulated"]["matmult"]["layers"]
     assert [layer["output"] for layer in layers] == ["model.layers.0", "model.layers.1"]
     assert all(layer["max_absolute"] > 0 for layer in layers)

@@ -6,7 +6,7 @@ import click
 
 from nxpipe.pipeline.cli.completion import complete_fleets
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import ACTOR, config_option, key_option, store_option
+from nxpipe.pipeline.cli.options import ACTOR, config_option, html_option, key_option, store_option, write_page
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.text import page_width
 
@@ -80,10 +80,18 @@ def status(
 @click.command(cls=Command)
 @click.argument("fleet", shell_complete=complete_fleets)
 @click.option("--execution", metavar="NAME", help="The rollout.  [default: the current one, else the last one]")
+@html_option
 @store_option
 @config_option
 @click.pass_obj
-def log(console: Console, fleet: str, execution: str | None, store: str | None, config_path: Path) -> None:
+def log(
+    console: Console,
+    fleet: str,
+    execution: str | None,
+    html_path: Path | None,
+    store: str | None,
+    config_path: Path,
+) -> None:
     """Show the evaluations of a rollout, with the evidence as odds.
 
     --json prints the input of `nxpipe rollout replay`: the plan and each record as it was written, one per line.
@@ -92,6 +100,7 @@ def log(console: Console, fleet: str, execution: str | None, store: str | None, 
     Example:
       nxpipe rollout log search
       nxpipe rollout log search --json > rollout.jsonl
+      nxpipe rollout log search --html rollout.html
     """
     from nxpipe.pipeline.rollout.context import open_context
     from nxpipe.pipeline.rollout.course import EvaluationLog
@@ -111,6 +120,10 @@ def log(console: Console, fleet: str, execution: str | None, store: str | None, 
         raise RolloutRefused(f"there is no {which} of fleet {fleet}")
     evaluation_log = EvaluationLog.at(rollout.artifacts.store, fleet, rollout_execution.name)
     evaluations = evaluation_log.refresh()
+    if html_path is not None:
+        from nxpipe.pipeline.rollout.page import rollout_page
+
+        write_page(html_path, rollout_page(fleet, rollout_execution.name, evaluation_log), console)
     if not console.json:
         console.page(evaluation_table(rollout_execution, evaluations))
     elif plan := evaluation_log.plan_text():
