@@ -13,10 +13,18 @@ from tests.serving import checkpoints
 from tests.user import Repository
 
 
+def _folder(repository: Repository, name: str, kind: str, **changes: object) -> Path:
+    """A model's folder; its special tokens are texts, since transformers reads no others."""
+    folder = checkpoints.write(repository.folder / name, kind, **changes)
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token": "</s>", "pad_token": "</s>"}))
+    return folder
+
+
 def classifier(repository: Repository, name: str, seed: str = "0") -> None:
     """A fine-tuned BERT with a tokenizer and two labels, as transformers saves one."""
     labels = {"id2label": {"0": "NEGATIVE", "1": "POSITIVE"}, "label2id": {"NEGATIVE": 0, "POSITIVE": 1}}
-    folder = checkpoints.write(repository.folder / name, "bert", **labels)
+    folder = _folder(repository, name, "bert", **labels)
     code = (
         "import sys, torch; from transformers import AutoConfig, BertForSequenceClassification as M;"
         "torch.manual_seed(int(sys.argv[2])); M(AutoConfig.from_pretrained(sys.argv[1])).save_pretrained(sys.argv[1])"
@@ -30,7 +38,7 @@ def classifier(repository: Repository, name: str, seed: str = "0") -> None:
 
 def language_model(repository: Repository, name: str) -> None:
     """A tiny Llama with grouped queries, a tokenizer and a chat template; its weights are a seed's."""
-    checkpoints.write(repository.folder / name, "llama")
+    _folder(repository, name, "llama")
 
 
 def drifted(repository: Repository, name: str, other: str) -> None:
@@ -40,7 +48,7 @@ def drifted(repository: Repository, name: str, other: str) -> None:
     for path in source.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
     tensors = load_file(source / "model.safetensors")
-    tensors["classifier.bias"] = tensors["classifier.bias"] + np.float32(0.125)
+    tensors["classifier.weight"] = tensors["classifier.weight"] + np.float32(0.125)
     save_file(tensors, folder / "model.safetensors")
 
 
@@ -56,7 +64,7 @@ def saved_programs(repository: Repository) -> None:
 
 def model(repository: Repository, name: str, kind: str) -> None:
     """A folder with a tiny model's configuration and tokenizer."""
-    checkpoints.write(repository.folder / name, kind)
+    _folder(repository, name, kind)
 
 
 def line(repository: Repository, *words: str) -> None:
@@ -77,4 +85,5 @@ def token_ids(
     """Token ids as `--input` reads them."""
     ids = np.arange(int(rows) * int(columns), dtype=np.int64).reshape(int(rows), int(columns)) % 90
     ids[0, 0] = int(highest)
-    save_file({name: ids}, repository.folder / file)
+    mask = {} if name != "input_ids" else {"attention_mask": np.ones_like(ids)}
+    save_file({name: ids, **mask}, repository.folder / file)

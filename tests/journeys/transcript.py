@@ -28,7 +28,8 @@ def main(name: str, title: str = "") -> int:
                 faults, seen = play(step, repository)
                 wrong += 0 if finding.not_yet else len(faults)
                 sys.stdout.write(f"{seen[-4000:]} {time.monotonic() - began:.1f} s\n")
-                sys.stdout.writelines(f"{'EXPECTED ' if finding.not_yet else ''}FAULT {path.name}:{step.line}: {fault}\n" for fault in faults)
+                kind = "EXPECTED FAULT" if finding.not_yet else "FAULT"
+                sys.stdout.writelines(f"{kind} {path.name}:{step.line}: {fault}\n" for fault in faults)
                 sys.stdout.flush()
             if title and title in finding.title:
                 break

@@ -2,7 +2,7 @@
 
 Every block of commands runs with `bash -e` in one repository, with the installed wheel, against the local AWS in a
 process of its own, as `make cloud-up` starts it. An added block is run without a change here. A block that cannot run
-there has a comment with the reason on the line before it, `<!-- not on the local AWS: REASON -->`.
+there has a comment with the reason on the line before it (tests/pages.py).
 
 The walk takes four to seven minutes on two cores, and needs the AWS CLI and npm. Only the agent's dependencies are
 downloaded.
@@ -13,7 +13,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,64 +22,16 @@ import pytest
 from nxpipe.pipeline.util import exit_codes
 from tests.conftest import ROOT
 from tests.localaws.census import inventory
+from tests.pages import WALK, blocks_of
 from tests.pipeline.conftest import BERT, write_model
 from tests.user import Repository, cloud_up, download_cdk, new_repository
 from tests.wheel import wheel_of
 
-PAGES: Final = tuple(
-    ROOT / "docs/guides" / f"{name}.md"
-    for name in (
-        "deploying",
-        "operating",
-        "rollout",
-        "build-farm",
-        "training-fleets",
-        "sagemaker",
-        "kubernetes",
-        "deleting",
-    )
-)
-REASONS: Final = frozenset(
-    {
-        "a test of its own rehearses it",
-        "containers are pushed to a registry",
-        "files of AWS are downloaded",
-        "jobs run in containers",
-        "releases of nodes and add-ons are those of EKS",
-        "sessions need a plugin of the AWS CLI",
-        "the cluster has no Kubernetes",
-        "the command is of version 2 of the AWS CLI",
-        "there is no network of a caller",
-    }
-)
 REGION: Final = "us-east-2"
 PROJECT, FLEET, ENDPOINT, GROUP = "walk", "bert-base-uncased", "answers", "/aws/eks/walk/cluster"
 FASTER: Final = ("nxpipe rollout start ", "nxpipe rollout start --minute 1 ")
 
 
-@dataclass(frozen=True)
-class Block:
-    """A block of commands of a page, and the reason why it is left out."""
-
-    place: str
-    commands: str
-    reason: str | None
-
-
-def blocks_of(text: str, name: str) -> list[Block]:
-    assert not re.search(r"^ +```|^```(bash|console|shell)", text, re.MULTILINE), "write ```sh at the start of a line"
-    pattern = r"(?:^<!--(?P<comment>[^\n]*)-->\n)?^```sh\n(?P<commands>.*?)^```$"
-    result = []
-    for block in re.finditer(pattern, text, re.DOTALL | re.MULTILINE):
-        place = f"{name}:{text.count(chr(10), 0, block.start('commands'))}"
-        comment = block["comment"]
-        reason = comment and comment.strip().removeprefix("not on the local AWS: ")
-        assert reason is None or reason in REASONS, f"{place}: unknown reason: {comment}"
-        result.append(Block(place, block["commands"], reason))
-    return result
-
-
-# A minute of a rollout's plan takes a second; the users of the local AWS publish their metrics each second.
 class Walk(Repository):
     def fill_in(self, commands: str) -> str:
         return super().fill_in(commands).replace(*FASTER)
@@ -251,36 +202,27 @@ def walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Walk]:
         yield walk
 
 
-def test_a_block_is_left_out_for_a_known_reason_only() -> None:
-    page = "<!-- not on the local AWS: {} -->\n```sh\nfalse\n```\n"
-    assert [block.reason for block in blocks_of(page.format("jobs run in containers"), "page")] == [
-        "jobs run in containers"
-    ]
-    with pytest.raises(AssertionError, match="unknown reason"):
-        blocks_of(page.format("too slow"), "page")
-
-
 @pytest.mark.timeout(1800)
 def test_the_guides_work_in_their_order_from_a_users_repository_without_a_terminal(walk: Walk) -> None:
-    blocks = [block for page in PAGES for block in blocks_of(page.read_text(), page.name)]
+    blocks = [block for page in WALK for block in blocks_of(page) if block.kind == "sh"]
     for command in {*BEFORE, *AFTER}:
-        assert sum(command in block.commands for block in blocks) == 1, f"no block, or several: {command}"
+        assert sum(command in block.text for block in blocks) == 1, f"no block, or several: {command}"
     empty: set[str] = set()
     for block in blocks:
         if block.reason:
             sys.stdout.write(f"{block.place}: left out: {block.reason}\n")
             continue
         for command, act in BEFORE.items():
-            if command in block.commands:
+            if command in block.text:
                 act(walk)
         began = time.monotonic()
-        code, output = walk.run(block.commands)
+        code, output = walk.run(block.text)
         sys.stdout.write(f"{block.place}: {time.monotonic() - began:.0f} s\n")
-        assert code == 0, f"{block.place}: exit code {code}\n{block.commands}\n{output}"
+        assert code == 0, f"{block.place}: exit code {code}\n{block.text}\n{output}"
         for command, check in AFTER.items():
-            if command in block.commands:
+            if command in block.text:
                 check(walk, output)
-        if "cdk bootstrap" in block.commands:
+        if "cdk bootstrap" in block.text:
             empty = inventory(REGION)
     assert empty
     assert sorted(inventory(REGION) ^ empty) == []  # an account with the CDK's own stack only
