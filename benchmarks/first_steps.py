@@ -1,4 +1,4 @@
-"""A stranger's first steps, timed: first artifact, first deployed fleet on the local AWS, first chat answer.
+"""A newcomer's first steps, timed: first artifact, first deployed fleet on the local AWS, first chat answer.
 
     python benchmarks/first_steps.py            measure, and print the rows
     python benchmarks/first_steps.py --write    and write docs/results/first-steps.md
@@ -34,7 +34,7 @@ INSTALL = "python3 -m venv .venv && . .venv/bin/activate && pip install --quiet 
 
 @dataclass(frozen=True)
 class Way:
-    """What a stranger wants, the time it may take, and the commands with the name of each step."""
+    """What a newcomer wants, the time it may take, and the commands with the name of each step."""
 
     name: str
     goal: int  # seconds
@@ -103,7 +103,7 @@ def measure(way: Way, wheel: Path) -> Iterator[Time]:
 
 
 def prepare(way: Way, repository: Repository, running: ExitStack) -> None:
-    """What the stranger has before the clock runs: a model, and an account."""
+    """What the newcomer has before the clock runs: a model, and an account."""
     given.classifier(repository, "classifier")
     given.language_model(repository, "llama")
     if way.needs_cloud:
@@ -122,7 +122,7 @@ def page(times: list[Time]) -> str:
     cores, load = os.cpu_count(), os.getloadavg()[0]
     return f"""# First steps
 
-How long a stranger waits, from an empty folder and a wheel, by `benchmarks/first_steps.py` on
+How long a newcomer waits, from an empty folder and a wheel, by `benchmarks/first_steps.py` on
 {datetime.now(UTC):%Y-%m-%d}: {cores} cores, load {load:.1f} at the end, Python {sys.version.split()[0]}. Each row is
 one run with a fresh virtual environment. The model is tiny, so these are the times of the tools.
 

@@ -8,6 +8,7 @@ A line of output that a page shows must be in the command's output, whatever its
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,7 @@ from tests.journeys import given
 from tests.pages import WALK, Block, blocks_of, left_out, pages
 from tests.serving import checkpoints
 from tests.test_docs import rows
-from tests.user import Repository, new_repository
+from tests.user import Repository, cloud_up, new_repository
 from tests.wheel import wheel_of
 
 _SMALL: Final = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -64,6 +65,17 @@ def artifacts(repository: Repository) -> None:
     shutil.copy(program, repository.folder / "forward-b1-s128.nxe")
 
 
+def classifiers(repository: Repository) -> None:
+    given.classifier(repository, "sentiment")
+    given.drifted(repository, "sentiment", "tuned")
+
+
+def bucket(repository: Repository) -> None:
+    repository.noted["BUCKET"] = "team-models"
+    given.classifier(repository, "sentiment")
+    repository.succeed("aws s3 mb s3://BUCKET")
+
+
 def claims(repository: Repository) -> None:
     (repository.folder / "docs").mkdir()
     shutil.copy(ROOT / "docs/claims.toml", repository.folder / "docs")
@@ -72,13 +84,17 @@ def claims(repository: Repository) -> None:
 GIVEN: Final[dict[str, Callable[[Repository], None]]] = {
     "docs/claims.md": claims,
     "docs/getting-started.md": bert,
+    "docs/guides/debug-accuracy.md": classifiers,
+    "docs/guides/debug-speed.md": classifiers,
     "docs/guides/models.md": nothing,
     "docs/guides/planning.md": nothing,
     "docs/guides/serving.md": llama,
+    "docs/guides/sharing.md": bucket,
     "docs/reference/configuration.md": nothing,
     "docs/reference/planning.md": nothing,
     "docs/reference/profile.md": artifacts,
 }
+CLOUDY: Final = ("docs/guides/sharing.md",)  # on the local AWS
 CHEAP: Final = ("docs/claims.md", "docs/guides/planning.md", "docs/reference/configuration.md")
 
 
@@ -89,8 +105,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def execute(page: str, wheel: Path, folder: Path) -> None:
     repository = new_repository(folder / "my-models", wheel)
-    GIVEN[page](repository)
-    wrong = [fault for block in blocks_of(ROOT / page) if not block.reason for fault in faults(block, repository)]
+    with cloud_up(folder / "server.txt") if page in CLOUDY else nullcontext("") as exports:
+        repository.shell.write_text(exports)
+        GIVEN[page](repository)
+        wrong = [fault for block in blocks_of(ROOT / page) if not block.reason for fault in faults(block, repository)]
     assert wrong == []
 
 
