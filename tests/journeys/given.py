@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
+from tokenizers import BertWordPieceTokenizer
 
 from tests.serving import checkpoints
 from tests.user import Repository
@@ -23,8 +24,17 @@ def _folder(repository: Repository, name: str, kind: str, **changes: object) -> 
 
 def classifier(repository: Repository, name: str, seed: str = "0") -> None:
     """A fine-tuned BERT with a tokenizer and two labels, as transformers saves one."""
-    labels = {"id2label": {"0": "NEGATIVE", "1": "POSITIVE"}, "label2id": {"NEGATIVE": 0, "POSITIVE": 1}}
+    labels = {
+        "id2label": {"0": "NEGATIVE", "1": "POSITIVE"},
+        "label2id": {"NEGATIVE": 0, "POSITIVE": 1},
+        "pad_token_id": 0,
+    }
     folder = _folder(repository, name, "bert", **labels)
+    words = BertWordPieceTokenizer()
+    words.train_from_iterator(list(checkpoints.SENTENCES) * 8, vocab_size=300, show_progress=False)
+    words.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "BertTokenizer", "unk_token": "[UNK]", "pad_token": "[PAD]"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     code = (
         "import sys, torch; from transformers import AutoConfig, BertForSequenceClassification as M;"
         "torch.manual_seed(int(sys.argv[2])); M(AutoConfig.from_pretrained(sys.argv[1])).save_pretrained(sys.argv[1])"

@@ -108,4 +108,4 @@ def test_the_fourteen_journeys_are_scripted_and_say_what_must_hold() -> None:
     titles = [(path.stem, finding.title) for path in JOURNEYS for finding in findings_of(path)]
     assert len(set(titles)) == len(titles)
     expectations = [step.expected or step.refused or step.code for path in JOURNEYS for step in steps_of(path)]
-    assert sum(map(bool, expectations)) > 150
+    assert sum(map(bool, expectations)) > 120
