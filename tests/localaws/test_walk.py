@@ -2,7 +2,7 @@
 
 Every block of commands runs with `bash -e` in one repository, with the installed wheel, against the local AWS in a
 process of its own, as `make cloud-up` starts it. An added block is run without a change here. A block that cannot run
-there has a comment with the reason on the line before it (tests/pages.py).
+there has a comment with the reason on the line before it (tests/doc_blocks.py).
 
 The walk takes four to seven minutes on two cores, and needs the AWS CLI and npm. Only the agent's dependencies are
 downloaded.
@@ -21,8 +21,8 @@ import pytest
 
 from nxpipe.pipeline.util import exit_codes
 from tests.conftest import ROOT
+from tests.doc_blocks import WALK, blocks_of
 from tests.localaws.census import inventory
-from tests.pages import WALK, blocks_of
 from tests.pipeline.conftest import BERT, write_model
 from tests.user import Repository, cloud_up, download_cdk, new_repository
 from tests.wheel import wheel_of

@@ -15,8 +15,8 @@ from typing import Final
 import pytest
 
 from tests.conftest import ROOT
+from tests.doc_blocks import WALK, Block, blocks_of, left_out, pages
 from tests.journeys import given
-from tests.pages import WALK, Block, blocks_of, left_out, pages
 from tests.serving import checkpoints
 from tests.test_docs import rows
 from tests.user import Repository, cloud_up, new_repository
