@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 20
 
-.PHONY: help setup demo demo-rollout demo-serve demo-hardware test test-nightly test-localaws check audit load cloud-up docs lock bench clean
+.PHONY: help setup demo demo-rollout demo-serve demo-hardware test test-nightly test-localaws check audit load cloud-up docs site lock bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -98,6 +98,16 @@ cloud-up: setup  ## a local AWS until Ctrl-C; prints what another shell needs to
 docs: $(VENV)/.ready  ## write the generated pages anew
 	$(BIN)/python -m nxpipe.pipeline.cli.reference write
 
+SITE := .site
+
+site: $(SITE)/.ready  ## the documentation as a searchable site in _site; a broken link or anchor is an error
+	$(SITE)/bin/sphinx-build --fail-on-warning --keep-going --quiet --builder html --doctree-dir $(SITE)/doctrees docs _site
+
+$(SITE)/.ready: requirements/site.txt
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/site.txt
+	touch $@
+
 lock: $(VENV)/.ready  ## resolve every dependency anew
 	./requirements/lock $(BIN)
 
@@ -106,4 +116,4 @@ bench: $(VENV)/.ready  ## measure, beside bare Python
 	$(BIN)/python benchmarks/synth.py
 
 clean:  ## remove what setup and the tools made
-	rm -rf $(VENV) $(AUDIT) $(LOAD) node_modules cdk.out .nxpipe .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(AUDIT) $(LOAD) $(SITE) _site node_modules cdk.out .nxpipe .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

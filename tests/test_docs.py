@@ -24,11 +24,27 @@ def test_every_link_to_a_file_of_ours_leads_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)|`", r"\1", heading) for heading in headings]
+    return {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading.strip().lower())) for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_to_a_heading_leads_to_one(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    links = re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", text)
+    pages = [((page.parent / link).resolve() if link else page, anchor) for link, anchor in links]
+    assert [(str(to), anchor) for to, anchor in pages if to.suffix == ".md" and anchor not in anchors(to)] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_line_on_a_page_parses(page: Path) -> None:
     """Names and options of every `nxpipe ...` line of an example are those of the real command."""
     blocks = re.findall(r"^```(?:bash|sh|console)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
-    lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.replace("\\\n", "").splitlines()]
     for line in lines:
         if line.startswith("nxpipe "):
             assert_parses(shlex.split(line, comments=True)[1:])

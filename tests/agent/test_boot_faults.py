@@ -1,5 +1,5 @@
 """Faults of the first boot: each ends in one sentence in the fleet's log group, which outlives the instance, in one
-ABANDON and in one alarm. `infrastructure.md`, "When an instance does not start", is the same table for people.
+ABANDON and in one alarm. `operating.md`, "When an instance does not start", is the same table for people.
 """
 
 import json
@@ -278,7 +278,7 @@ def _require_one_of_each(machine: Machine, fault: Fault) -> None:
     assert alarms_of(machine.fleet, begun) == [ALARM]
 
 
-_GUIDE: Final = ROOT / "docs/guides/infrastructure.md"
+_GUIDE: Final = ROOT / "docs/guides/operating.md"
 _OF_THE_CASE: Final = re.compile(r"\b(?:PROGRAM|NAME|MODEL|TARGET|N)\b|\\\.\\\.\\\.")
 
 

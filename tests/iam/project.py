@@ -221,7 +221,7 @@ class _Unsupported(Exception):
 
 @dataclass
 class _Users:
-    """Each method is one session: the commands of one role, as in docs/guides/release.md and deploying.md."""
+    """Each method is one session: the commands of one role, as in docs/guides."""
 
     user: _User
     recorder: Recorder

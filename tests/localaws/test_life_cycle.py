@@ -179,7 +179,7 @@ def test_a_project_comes_changes_fails_recovers_and_goes_without_a_trace(project
 
 
 def back_to_nothing(project: Project) -> None:
-    """Tear down as docs/guides/deploying.md describes: one command for hourly costs, by hand for stored artifacts."""
+    """Tear down as docs/guides/deleting.md describes: one command for hourly costs, by hand for stored artifacts."""
     succeeded(project.destroy("cycle-network"))  # with its content
     assert set(states()) == {"CDKToolkit", "cycle-release", "cycle-storage"}
 
