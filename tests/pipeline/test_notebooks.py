@@ -27,9 +27,7 @@ def printed(notebook: Any) -> str:
 def executed(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
-    notebook = nbformat.read(  # type: ignore[no-untyped-call]
-        ROOT / "docs" / "notebooks" / name, as_version=4
-    )
+    notebook = nbformat.read(ROOT / "docs" / "notebooks" / name, as_version=4)
     NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
     return notebook
 
