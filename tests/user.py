@@ -57,7 +57,7 @@ class Repository:
 
     def fill_in(self, commands: str) -> str:
         for word, value in self.noted.items():
-            commands = re.sub(rf"\b{re.escape(word)}\b", lambda _, value=value: value, commands)
+            commands = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", lambda _, value=value: value, commands)
         return commands
 
     def execute(self, commands: str, *, timeout: float = 900, **environment: str) -> Done:
