@@ -42,7 +42,7 @@ class Fourier(nn.Module):
 
 
 def save(name: str, module: nn.Module, *inputs: torch.Tensor, **options: object) -> None:
-    torch.export.save(torch.export.export(module, inputs, **options), f"{name}.pt2")  # type: ignore[arg-type]
+    torch.export.save(torch.export.export(module, inputs, **options), f"{name}.pt2")
 
 
 def main() -> None:
