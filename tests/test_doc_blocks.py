@@ -19,7 +19,7 @@ from tests.doc_blocks import WALK, Block, blocks_of, left_out, pages
 from tests.journeys import given
 from tests.serving import checkpoints
 from tests.test_docs import rows
-from tests.user import Repository, cloud_up, new_repository
+from tests.user import Repository, cloud_up, download_cdk, new_repository
 from tests.wheel import wheel_of
 
 _SMALL: Final = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -36,10 +36,12 @@ def bert(repository: Repository) -> None:
     (folder / "tokenizer.json").unlink()  # as the public configuration that is part of nxpipe
     (folder / "tokenizer_config.json").unlink()
     repository.noted["--model-id bert-base-uncased"] = "--model-id ./bert-base-uncased"
+    download_cdk(repository.folder)
 
 
 def llama(repository: Repository) -> None:
-    checkpoints.write(repository.folder / "my-llama", "llama", max_position_embeddings=4096)
+    checkpoints.write(repository.folder / "my-llama", "llama")
+    repository.noted["128,512,4096"] = "16,96"
     repository.noted["--model-id ./my-llama"] = "--weights random:0 --model-id ./my-llama"
     repository.noted["my-llama@4e9ce0"] = "my-llama"
 
@@ -133,14 +135,14 @@ def normal(line: str) -> str:
     return re.sub(r"\s+", " ", line).strip()
 
 
-@pytest.mark.sample(24)
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", [page for page in GIVEN if page not in CHEAP])
 def test_the_blocks_of_a_page_run_in_their_order_in_a_users_repository(page: str, wheel: Path, tmp_path: Path) -> None:
     execute(page, wheel, tmp_path)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("page", CHEAP)
 def test_the_blocks_of_a_page_without_a_build_run_in_their_order(page: str, wheel: Path, tmp_path: Path) -> None:
     execute(page, wheel, tmp_path)

@@ -57,7 +57,7 @@ class Repository:
 
     def fill_in(self, commands: str) -> str:
         for word, value in self.noted.items():
-            commands = value.join(re.split(rf"\b{re.escape(word)}\b", commands))
+            commands = value.join(re.split(rf"(?<!\w){re.escape(word)}(?!\w)", commands))
         return commands
 
     def execute(self, commands: str, *, timeout: float = 900, **environment: str) -> Done:
