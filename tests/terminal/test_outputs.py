@@ -213,7 +213,6 @@ OUTPUTS: Final[Mapping[str, Output]] = {
     "channel-show": _of_store("channel", "show", "production"),
     "channel-log": _of_store("channel", "log", "production"),
     "diff": _of_store("diff", "OLD", "NEW"),
-    "plan-train": _of_command("plan", "train", "--model-id", _LLAMA, "--tokens", "10B", "--count", "2"),
     "doctor": _doctor,
     "help": _of_command("--help"),
     "help-build": _of_command("build", "-h"),
@@ -233,9 +232,16 @@ def test_an_output_is_as_recorded_at_every_width_and_no_word_is_broken(name: str
     _judge(name, terminal, OUTPUTS[name](terminal))
 
 
-@pytest.mark.sample(4)
-def test_a_plan_of_servers_is_as_recorded_at_every_width(terminal: Terminal) -> None:
-    _judge("plan-serve", terminal, _plan_serve(terminal))
+PLANS: Final[Mapping[str, Output]] = {
+    "plan-serve": _plan_serve,
+    "plan-train": _of_command("plan", "train", "--model-id", _LLAMA, "--tokens", "10B", "--count", "2"),
+}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_is_as_recorded_at_every_width(name: str, terminal: Terminal) -> None:
+    _judge(name, terminal, PLANS[name](terminal))
 
 
 def _judge(name: str, terminal: Terminal, show: Shown) -> None:
