@@ -45,7 +45,7 @@ from nxpipe.pipeline.models.thresholds import Thresholds, report_of
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import BuildRefused, PipelineError
 from nxpipe.pipeline.util.exit_codes import STORE
-from nxpipe.pipeline.util.files import MiB, json_of, read_file, write_whole
+from nxpipe.pipeline.util.files import MiB, expanded, json_of, read_file, write_whole
 from nxpipe.pipeline.util.process import processors
 
 if TYPE_CHECKING:
@@ -365,10 +365,18 @@ def _record_builds(results: Results, store: str) -> None:
         if hits or built:
             entries.append(
                 {"at": results.began_at, "store": store, "artifact": result.artifact.key}
-                | {"model": result.artifact.spec.title, "target": result.artifact.spec.target}
-                | {"hits": [cell.cell.key for cell in hits], "built": {c.cell.key: c.seconds for c in built}}
+                | {"model": _model_name(result.artifact.spec), "target": result.artifact.spec.target}
+                | {
+                    "hits": {cell.cell.key: cell.cell.shape.name for cell in hits},
+                    "built": {c.cell.key: c.seconds for c in built},
+                }
             )
     BuildLog.of_user().note(entries)
+
+
+def _model_name(spec: ModelSpec) -> str:
+    """The name in nxpipe.toml, else that of artifacts: the hub's id, or the name of the folder or file."""
+    return spec.name or (spec.model_id if spec.kind == "hub" else expanded(spec.model_id).resolve().name)
 
 
 def _annotate_github(console: Console, results: Results) -> None:

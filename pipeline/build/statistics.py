@@ -36,7 +36,7 @@ class CacheFigures:
         return self.hits / (self.hits + self.misses) if self.hits + self.misses else 0.0
 
     def add(self, entry: Entry, times: Mapping[str, float]) -> None:
-        known = [times[key] for key in entry["hits"] if key in times]
+        known = [seconds for hit in _hits(entry) if (seconds := _time_of(hit, times)) is not None]
         self.builds += 1
         self.hits += len(entry["hits"])
         self.misses += len(entry["built"])
@@ -59,7 +59,8 @@ class CacheStatistics:
     def of(cls, entries: Sequence[Entry], reported: ReportedTimes) -> "CacheStatistics":
         """The statistics of valid entries. `reported` is called once for each artifact of which a time is not known."""
         times = {key: float(seconds) for entry in entries for key, seconds in entry["built"].items()}
-        for artifact in {(each["store"], each["artifact"]) for each in entries if each["hits"] - times.keys()}:
+        unknown = [each for each in entries if any(_time_of(hit, times) is None for hit in _hits(each))]
+        for artifact in dict.fromkeys((each["store"], each["artifact"]) for each in unknown):
             times = {**reported(*artifact), **times}
         found = cls()
         for entry in entries:
@@ -79,24 +80,34 @@ class CacheStatistics:
 
 def valid_entries(entries: Iterable[Mapping[str, Any]], store: str | None = None) -> list[Entry]:
     """The entries with all fields, of one store or of all."""
-    return [
-        {**entry, "hits": dict.fromkeys(entry["hits"]).keys()}
-        for entry in entries
-        if _is_valid(entry) and store in (None, entry["store"])
-    ]
+    return [entry for entry in entries if _is_valid(entry) and store in (None, entry["store"])]
+
+
+def _hits(entry: Entry) -> list[tuple[str, str]]:
+    """The keys under which the time of each hit may be known: its cache key, else its program in this artifact. A key
+    of today differs from that of the build if the code has changed that verifies."""
+    return [(key, _program_key(entry["artifact"], name)) for key, name in entry["hits"].items()]
+
+
+def _program_key(artifact: str, program: str) -> str:
+    return f"{artifact} {program}"
+
+
+def _time_of(hit: tuple[str, str], times: Mapping[str, float]) -> float | None:
+    return next((times[key] for key in hit if key in times), None)
 
 
 def _is_valid(entry: Mapping[str, Any]) -> bool:
     texts = all(isinstance(entry.get(name), str) for name in ("at", "store", "artifact", "model", "target"))
     hits, built = entry.get("hits"), entry.get("built")
-    if not texts or not isinstance(hits, list) or not isinstance(built, dict):
+    if not texts or not isinstance(hits, dict) or not isinstance(built, dict):
         return False
     try:
         _week(entry["at"])
     except ValueError:
         return False
     seconds = [isinstance(each, int | float) and each >= 0 for each in built.values()]
-    return all(isinstance(key, str) for key in hits) and all(seconds)
+    return all(isinstance(name, str) for name in hits.values()) and all(seconds)
 
 
 def _week(moment: str) -> str:
@@ -116,7 +127,7 @@ def times_in_reports(open_store: Callable[[str], "Store | None"]) -> ReportedTim
             if store is None or published is None:
                 return found
             for moment in report_timestamps(store, published.manifest_digest):
-                found |= _built_in(read_report(store, published.manifest_digest, moment, "json"))
+                found |= _built_in(read_report(store, published.manifest_digest, moment, "json"), artifact)
         except (StoreError, OSError):
             return found
         return found
@@ -124,10 +135,15 @@ def times_in_reports(open_store: Callable[[str], "Store | None"]) -> ReportedTim
     return times
 
 
-def _built_in(report: bytes | None) -> dict[str, float]:
+def _built_in(report: bytes | None, artifact: str) -> dict[str, float]:
     """The seconds of the programs that one report has as built; a report is not signed, and may be of any shape."""
     try:
-        cells = [cell for artifact in json.loads(report or b"{}")["artifacts"] for cell in artifact["cells"]]
-        return {str(cell["key"]): float(cell["seconds"]) for cell in cells if cell["became"] == "built"}
+        found: dict[str, float] = {}
+        for part in json.loads(report or b"{}")["artifacts"]:
+            for cell in [each for each in part["cells"] if each["became"] == "built"]:
+                found[str(cell["key"])] = float(cell["seconds"])
+                if part["key"] == artifact:
+                    found[_program_key(artifact, str(cell["program"]))] = float(cell["seconds"])
+        return found
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}

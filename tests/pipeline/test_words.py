@@ -400,7 +400,7 @@ def _age(path: Path) -> None:
 
 def logged(store: Store, artifact: str, hits: list[str], built: dict[str, float], at: str, model: str) -> None:
     entry = {"at": at, "store": store.url, "artifact": artifact, "model": model, "target": "inf2.xlarge"}
-    BuildLog.of_user().note([entry | {"hits": hits, "built": built}])
+    BuildLog.of_user().note([entry | {"hits": {key: f"program-{key}" for key in hits}, "built": built}])
 
 
 def test_stats_sum_hits_misses_and_the_time_that_hits_saved(
@@ -410,29 +410,33 @@ def test_stats_sum_hits_misses_and_the_time_that_hits_saved(
     assert "No builds are recorded yet" in nxpipe("stats").err
     store = open_store(str(tmp_path / "store"))
     shared = publish(store, "one", {16: 1.0})
-    report = {"artifacts": [{"cells": [{"key": "c", "seconds": 5.0, "became": "built"}]}]}
+    cells = [
+        {"key": key, "program": f"program-{name}", "seconds": seconds, "became": "built"}
+        for key, name, seconds in (("c", "c", 5.0), ("of another version", "d", 2.0))
+    ]
+    report = {"artifacts": [{"key": shared.request_key, "cells": cells}]}
     from nxpipe.artifact_store.builds import store_report
     from nxpipe.artifact_store.documents import written_now
 
     store_report(store, shared.manifest_digest, written_now(), html=b"", json=json.dumps(report).encode())
     logged(store, "0" * 64, [], {"a": 10.0, "b": 20.0}, "2026-11-20T10:00:00Z", "bert")
     logged(store, "0" * 64, ["a", "b"], {}, "2026-11-27T10:00:00Z", "bert")
-    logged(store, shared.request_key, ["c", "unknown"], {}, "2026-11-27T11:00:00Z", "llama")  # a colleague built c
+    logged(store, shared.request_key, ["c", "d", "unknown"], {}, "2026-11-27T11:00:00Z", "llama")  # a colleague built c
     document = json.loads(nxpipe("stats", "--json").out)
     assert document["total"] == {
         "name": "total",
         "builds": 3,
-        "hits": 4,
+        "hits": 5,
         "misses": 2,
-        "hit_rate": 0.6667,
+        "hit_rate": 0.7143,
         "seconds_spent": 30.0,
-        "seconds_saved": 35.0,
+        "seconds_saved": 37.0,
         "hits_without_time": 1,
     }
-    assert [(week["name"], week["hits"]) for week in document["weeks"]] == [("2026-W47", 0), ("2026-W48", 4)]
+    assert [(week["name"], week["hits"]) for week in document["weeks"]] == [("2026-W47", 0), ("2026-W48", 5)]
     text = nxpipe("stats").out
     assert "bert on inf2.xlarge" in text
-    assert "4 of 6 programs came from the cache (67%)" in text
+    assert "5 of 7 programs came from the cache (71%)" in text
     assert json.loads(nxpipe("stats", "--json", "--store", "other").out)["total"]["builds"] == 0
     assert json.loads(nxpipe("stats", "--json", "--store", "store").out)["total"]["builds"] == 3
 
