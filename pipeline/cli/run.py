@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,7 @@ _LARGEST_INPUT = 4096 * MiB
     help="With --text or --chat: generate at most N tokens.  [default: 64]",
 )
 @click.option("--truncate", is_flag=True, help="Truncate texts to the largest bucket and report the truncation.")
+@click.option("--program", metavar="PROGRAM", help="Run only this program, as in forward-b1-s128.")
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
@@ -86,6 +88,7 @@ def run(
     chat: str | None,
     new_tokens: int | None,
     truncate: bool,
+    program: str | None,
     output: Path | None,
     execution: ExecutionOptions,
     device: str | None,
@@ -95,8 +98,9 @@ def run(
 ) -> None:
     """Run a model's programs on the emulator, or an artifact's on Neuron devices, and show their outputs.
 
-    A model with a decode program answers --text and --chat in text, the likeliest token each time, as `nxpipe generate`
-    does; with --output, or without a decode program, --text gives the outputs of the programs.
+    --text runs the program of the smallest bucket and batch that hold the texts, and --program the named one. A model
+    with a decode program answers --text and --chat in text, the likeliest token each time, as `nxpipe generate` does;
+    with --output or --program, or without a decode program, --text gives the outputs of the program.
 
     Without --input or --text, an artifact runs on its stored inputs and a model on random inputs from a fixed seed.
     With them, only the programs run that read such inputs: a decode, for example, reads a position and no text.
@@ -125,16 +129,19 @@ def run(
         raise click.UsageError("--chat cannot be combined with --input or --text; pass one of them", ctx)
     if new_tokens is not None and chat is None and not texts:
         raise click.UsageError("--generate continues a text; pass --text or --chat too", ctx)
-    if device is None and input_file is None and output is None and (chat is not None or texts):
+    if device is None and input_file is None and output is None and program is None and (chat is not None or texts):
         model = _generator(artifact, options, store, config_path, execution, console)
         if model is not None:
             _answer(model, [chat] if chat is not None else texts, chat is not None, new_tokens, console)
             return
     if chat is not None or new_tokens is not None:
         raise click.UsageError(
-            "--chat and --generate need a model with prefill and decode programs, without --device and --output", ctx
+            "--chat and --generate need a model with prefill and decode programs, without --device, --output and "
+            "--program",
+            ctx,
         )
-    inputs, mode = _inputs(input_file, texts, truncate), "device" if device else execution.mode
+    inputs = replace(_inputs(input_file, texts, truncate), program=program)
+    mode = "device" if device else execution.mode
     if artifact is not None:
         machine = (device, limit) if device else execution
         runs = _artifact_runs(artifact, store, config_path, inputs, machine, console)
@@ -260,7 +267,7 @@ def _as_text(result: "RunResult", mode: str) -> str:
     parts += [table(("output", "shape", "min", "mean", "max"), rows, indent="    ")]
     for name in result.outputs:
         for number, row in enumerate(_likeliest(result, name)):
-            entries = ", ".join(f"{entry} ({share:.3g})" for entry, share in row)
+            entries = ", ".join(f"{for_terminal(_label(result, name, entry))} ({share:.3g})" for entry, share in row)
             parts.append(f"  {for_terminal(name)}, row {number}: most likely: {entries}")
     if result.work:
         engines = [(engine, f"{count:,}") for engine, count in sorted(result.work.engines.items())]
@@ -284,8 +291,17 @@ def _output_json(result: "RunResult", name: str) -> dict[str, object]:
     least, mean, most = _figures(array)
     document: dict[str, object] = {"dtype": str(array.dtype), "shape": list(array.shape)}
     document |= {"least": least, "mean": mean, "most": most}
-    rows = [[{"entry": entry, "share": share} for entry, share in row] for row in _likeliest(result, name)]
+    rows = [
+        [{"entry": entry, "label": _label(result, name, entry), "share": share} for entry, share in row]
+        for row in _likeliest(result, name)
+    ]
     return document | ({"likeliest": rows} if rows else {})
+
+
+def _label(result: "RunResult", name: str, entry: int) -> str:
+    """The name of a class; its number, where the model's configuration has no name for each."""
+    classes = result.outputs[name].shape[-1]
+    return result.labels.get(entry, str(entry)) if len(result.labels) == classes else str(entry)
 
 
 def _figures(array: "np.ndarray[Any, Any]") -> tuple[float, float, float]:

@@ -59,6 +59,10 @@ class Prompts:
             padding = 0
         return Prompts(rows, padding, truncate)
 
+    @property
+    def longest(self) -> int:
+        return max(map(len, self.rows))
+
     def rows_for(self, sequence: int) -> list[tuple[int, ...]]:
         """The rows that a program of this sequence length reads: all, truncated, or those that fit."""
         return [row[:sequence] for row in self.rows if self.truncate or len(row) <= sequence]

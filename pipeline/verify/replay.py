@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +13,7 @@ from nxpipe.pipeline.models.thresholds import DEFAULT_REFERENCE
 from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid, ModelSourceError, PromptTooLong
 from nxpipe.pipeline.util.progress import Step, Watch
+from nxpipe.pipeline.util.text import did_you_mean
 from nxpipe.pipeline.verify.cases import in_pytorch
 from nxpipe.pipeline.verify.comparison import Batches, Case, Comparison, EmulatedRun, ReferenceRun, compare_case
 from nxpipe.pipeline.verify.device import (
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from nxpipe.emulator.capture.request import ModelOutputs
     from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.core.machine import Statistics
+    from nxpipe.pipeline.models.prompts import Prompts
 
 
 AS_STORED: Final = "as stored"  # the variant of an artifact's program
@@ -52,16 +54,46 @@ class RunResult:
     inputs: Arrays
     outputs: Arrays
     work: "Statistics | None"
+    labels: Mapping[int, str] = field(default_factory=dict)  # of the classes, from the model's configuration
 
 
 @dataclass(frozen=True)
 class RunInputs:
     """The user's inputs: tensors by name, or lines of text. Without either, a program reads its default inputs. Missing
-    states start at zero."""
+    states start at zero. `program` is the name of the only program to run."""
 
     tensors: Arrays | None = None
     texts: tuple[str, ...] = ()
     truncate: bool = False  # texts that are longer than the largest bucket
+    program: str | None = None
+
+    def programs(self, shapes: Sequence[Shape], source: ModelSource | None) -> list[Shape]:
+        """The programs to run: the named one; for texts the smallest bucket and batch that hold them; for tensors those
+        of the phase that reads them; else all."""
+        if self.program is not None:
+            return [_named(self.program, shapes)]
+        if self.tensors is None and not self.texts:
+            return list(shapes)
+        given = self.tensors or {}
+        later = next((phase for name, phase in _PHASE_BY_INPUT.items() if name in given), None)
+        suited = [shape for shape in shapes if (shape.phase == later if later else shape.begins_text)] or list(shapes)
+        if not self.texts or source is None:
+            return suited
+        buckets = sorted({shape.sequence for shape in suited})
+        longest = self.prompts(source, buckets[-1]).longest
+        bucket = next((size for size in buckets if size >= longest), buckets[-1])
+        fitting = sorted((shape for shape in suited if shape.sequence == bucket), key=lambda shape: shape.batch)
+        return [next((shape for shape in fitting if shape.batch >= len(self.texts)), fitting[-1])]
+
+    def prompts(self, source: ModelSource, largest: int) -> "Prompts":
+        from nxpipe.pipeline.models.prompts import Prompts
+
+        try:
+            return Prompts.read(self.texts, source, largest, truncate=self.truncate, title="Text")
+        except PromptTooLong:
+            raise
+        except (ModelSourceError, InputInvalid) as error:
+            raise type(error)(str(error).replace("--prompts: ", "--text: ")) from error
 
     def to(
         self,
@@ -83,14 +115,7 @@ class RunInputs:
                 f"{shape.name} reads {', '.join(sorted(reads))}, not text alone; pass --input FILE, or generate "
                 "text with nxpipe generate"
             )
-        from nxpipe.pipeline.models.prompts import Prompts
-
-        try:
-            prompts = Prompts.read(self.texts, source, largest, truncate=self.truncate, title="Text")
-        except PromptTooLong:
-            raise
-        except (ModelSourceError, InputInvalid) as error:
-            raise type(error)(str(error).replace("--prompts: ", "--text: ")) from error
+        prompts = self.prompts(source, largest)
         batches = prompts.batches(shape.batch, shape.sequence)
         rows, noun = len(prompts.rows_for(shape.sequence)), "texts" if len(self.texts) > 1 else "text"
         return ProgramInputs([blank | batch for batch in batches], prompts.description(noun, shape.sequence), rows)
@@ -115,8 +140,9 @@ def run_model(spec: BuildSpec, user_inputs: RunInputs, execution: ExecutionOptio
     name, runner = spec.source.id, Runner(execution, spec.target.core)
     tensors = spec.tensors()
     require_memory(name, tensors.kinds)
-    largest = max(shape.sequence for shape in spec.shapes)
-    for shape in _to_run(sorted(spec.shapes), user_inputs):
+    shapes = sorted(spec.shapes)
+    largest = _largest(shapes, user_inputs)
+    for shape in user_inputs.programs(shapes, spec.source):
         with step(f"compile {shape.name}"):
             program = compile_shape(spec, shape)
         random = example_inputs(program.whole, spec.source.config, seed=0)
@@ -124,7 +150,8 @@ def run_model(spec: BuildSpec, user_inputs: RunInputs, execution: ExecutionOptio
         inputs = user_inputs.to(program, default, spec.source, shape, largest)
         with step(f"load {shape.name}"):
             running = runner.load(program, tensors)
-        yield from _run_program(name, shape.name, running, inputs, step)
+        for result in _run_program(name, shape.name, running, inputs, step):
+            yield replace(result, labels=_labels(spec.source))
 
 
 def run_artifact(
@@ -137,7 +164,8 @@ def run_artifact(
         name, inputs = stored.executable.name, _inputs_of(stored, artifact, user_inputs)
         with step(f"load {name}"):
             running = runner.load(stored.program, artifact.weights, stored.instructions)
-        yield from _run_program(published.model_id, name, running, inputs, step)
+        for result in _run_program(published.model_id, name, running, inputs, step):
+            yield replace(result, labels=_labels(artifact.source))
 
 
 def run_on_devices(
@@ -169,13 +197,13 @@ def run_on_devices(
         }
     for name, given in inputs.items():
         if name in answers:
-            yield _result(published.model_id, name, given, answers[name])
+            yield replace(_result(published.model_id, name, given, answers[name]), labels=_labels(artifact.source))
         else:
             _say_skipped(name, given, step)
 
 
 def _inputs_of(stored: StoredProgram, artifact: StoredArtifact, user_inputs: RunInputs) -> "ProgramInputs":
-    largest = max(program.executable.sequence for program in artifact.programs)
+    largest = _largest([_shape(program) for program in artifact.programs], user_inputs)
     with artifact.source_with_tokenizer() if user_inputs.texts else nullcontext(artifact.source) as source:
         return user_inputs.to(stored.program, artifact.inputs(stored), source, _shape(stored), largest)
 
@@ -185,17 +213,24 @@ def _shape(stored: StoredProgram) -> Shape:
 
 
 def _programs_to_run(artifact: StoredArtifact, user_inputs: RunInputs) -> list[StoredProgram]:
-    chosen = _to_run([_shape(stored) for stored in artifact.programs], user_inputs)
+    with artifact.source_with_tokenizer() if user_inputs.texts else nullcontext(artifact.source) as source:
+        chosen = user_inputs.programs([_shape(stored) for stored in artifact.programs], source)
     return [stored for stored in artifact.programs if _shape(stored) in chosen]
 
 
-def _to_run(shapes: list[Shape], user_inputs: RunInputs) -> list[Shape]:
-    """The programs of the phase that the user's inputs are for, if there are such programs; else all."""
-    if user_inputs.tensors is None and not user_inputs.texts:
-        return shapes
-    given = user_inputs.tensors or {}
-    later = next((phase for name, phase in _PHASE_BY_INPUT.items() if name in given), None)
-    return [shape for shape in shapes if (shape.phase == later if later else shape.begins_text)] or shapes
+def _named(name: str, shapes: Sequence[Shape]) -> Shape:
+    known = {shape.name: shape for shape in shapes}
+    if name not in known:
+        hint = did_you_mean(name, known) or f"; the programs are {', '.join(known)}"
+        raise InputInvalid(f"--program: there is no program {name!r}{hint}")
+    return known[name]
+
+
+def _largest(shapes: Sequence[Shape], user_inputs: RunInputs) -> int:
+    """The bucket that a text must fit."""
+    if user_inputs.program is not None:
+        return _named(user_inputs.program, shapes).sequence
+    return max(shape.sequence for shape in shapes)
 
 
 def _blank_states(program: "CompiledGraph", inputs: Arrays) -> dict[str, "np.ndarray[Any, Any]"]:
@@ -226,6 +261,14 @@ def _result(
         return RunResult(model, program, given.description, given.batches[0], answers[0], work)
     inputs, outputs = _joined(given.batches, given.rows), _joined(answers, given.rows)
     return RunResult(model, program, given.description, inputs, outputs, work)
+
+
+def _labels(source: ModelSource | None) -> dict[int, str]:
+    """The names of classes, by their number."""
+    names = source.config.get("id2label") if source else None
+    if not isinstance(names, Mapping):
+        return {}
+    return {int(number): str(name) for number, name in names.items() if str(number).isdecimal()}
 
 
 def _joined(batches: Sequence[Arrays], rows: int) -> Arrays:
