@@ -24,6 +24,7 @@ _PARTS: Final = (
 )
 _DEGREES: Final = (*_PARTS, Column("code", drop=7), Column("total"), Column("used"), Column("fits"), Column("note"))
 _PROGRAMS: Final = ("program", "operators", Column("with repeats", drop=2), Column("graph key", drop=1))
+_OWN_COMPILER: Final = "nxpipe's own compiler lowered the programs; neuronx-cc was not run."
 _COLOURS: Final = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "blue"}
 
 
@@ -34,6 +35,7 @@ def as_text(report: Report) -> str:
     if any(fit.rows for fit in report.fits):
         parts += _memory(report)
     parts += [_finding(finding) for finding in report.findings if finding.severity is not Severity.ERROR]
+    parts += [_OWN_COMPILER] if report.programs else []
     return "\n\n".join(parts)
 
 
