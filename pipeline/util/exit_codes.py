@@ -176,7 +176,11 @@ NOT_READY: Final = ExitCode(
     "This instance cannot serve its fleet's artifact or prove one: a device is missing or fails, a program or instance "
     "metadata is missing, or its server exits or does not answer.",
     "Fix the cause that the message names; Auto Scaling replaces the instance.",
-    ("nxpipe.pipeline.util.errors:NotReady",),
+    (
+        "nxpipe.pipeline.util.errors:NotReady",
+        "nxpipe.pipeline.serving.engine:NotServing",
+        "nxpipe.pipeline.serving.engine:Overloaded",
+    ),
 )
 AWS: Final = ExitCode(
     32,

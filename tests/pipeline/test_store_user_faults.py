@@ -567,7 +567,8 @@ def test_a_narrow_terminal_without_colours_gets_plain_words(
     os.close(ours)
     assert process.wait() == NOT_FOUND.number
     assert b"\x1b" not in result
-    assert result.startswith(b"Error: there is no artifact 'nothing' in ")
+    assert result.startswith(b"Error: there is no artifact 'nothing' in")
+    assert max(map(len, result.decode().splitlines())) <= 40
 
 
 def _read(terminal: int) -> bytes:

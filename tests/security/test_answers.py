@@ -93,8 +93,11 @@ WRONG: Final[dict[str, tuple[dict[str, Any], str]]] = {
     "an id behind the table": ({"input_ids": IDS + 92}, "holds 97, which is outside the lookup table of size 97"),
     "a negative id": ({"input_ids": IDS - 6}, "holds -1, which is outside the lookup table of size 97"),
     "an id that is far too large": ({"input_ids": IDS + 2**40}, "1099511627781"),
-    "another batch": ({"input_ids": np.repeat(IDS, 3, 0)}, "is int64 [3, 16], but the program takes int64 [1, 16]"),
-    "another length": ({"attention_mask": MASK[:, :7]}, "is int64 [1, 7], but the program takes int64 [1, 16]"),
+    "another batch": ({"input_ids": np.repeat(IDS, 3, 0)}, "has batch 3, and this program was compiled for batch 1"),
+    "another length": (
+        {"attention_mask": MASK[:, :7]},
+        "has 7 tokens, and this program was compiled for a bucket of 16",
+    ),
     "floats": ({"input_ids": IDS.astype(np.float32)}, "is float32 [1, 16], but the program takes int64 [1, 16]"),
     "not-a-number": ({"input_ids": np.full((1, 16), np.nan)}, "is float64 [1, 16], but the program takes int64"),
     "booleans": ({"input_ids": IDS > 0}, "is bool [1, 16], but the program takes int64 [1, 16]"),

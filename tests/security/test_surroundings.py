@@ -329,7 +329,7 @@ FILES: dict[str, tuple[str, Callable[[], object]]] = {
     "C59": ("byte order mark", lambda: NXPIPE_TOML.write_bytes(b"\xef\xbb\xbf[project]\n")),
     "C60": ("Not a regular file", lambda: os.environ.update(NXPIPE_CONFIG="/dev/zero")),
     "C63": ("a folder", lambda: os.environ.update(NXPIPE_CONFIG="/tmp")),
-    "C64": ("no such file", lambda: os.environ.update(NXPIPE_CONFIG="")),
+    "C64": ("does not exist", lambda: os.environ.update(NXPIPE_CONFIG="")),
     "C65": ("Not a regular file", lambda: os.environ.update(NXPIPE_CONFIG="/dev/null")),  # a terminal that is closed
     "C66": ("cannot be", lambda: os.environ.update(NXPIPE_CONFIG="a" * 100_000)),
 }

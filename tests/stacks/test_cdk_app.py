@@ -361,6 +361,7 @@ def test_the_feature_flags_are_those_that_this_release_of_cdk_recommends() -> No
 def test_init_writes_the_feature_flags_and_the_cdk_cli_of_this_checkout(name: str, own: set[str]) -> None:
     """Otherwise a user's stacks would not be those that are tested here."""
     ours, written = (json.loads((folder / name).read_text()) for folder in (ROOT, ROOT / "pipeline/templates"))
+    ours.get("devDependencies", {}).pop("axe-core", None)  # of the tests of pages alone
     assert {key: ours[key] for key in ours.keys() - own} == {key: written[key] for key in written.keys() - own}
 
 
@@ -368,6 +369,6 @@ def test_the_lock_file_pins_the_cdk_command_by_content_and_names_no_registry() -
     lock = (ROOT / "package-lock.json").read_text()
     pinned = json.loads(lock)["packages"]["node_modules/aws-cdk"]
     dev_dependencies = json.loads((ROOT / "package.json").read_text())["devDependencies"]
-    assert dev_dependencies == {"aws-cdk": pinned["version"]}
+    assert dev_dependencies["aws-cdk"] == pinned["version"]
     assert pinned["integrity"].startswith("sha512-")
     assert "://" not in lock
