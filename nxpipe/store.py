@@ -198,11 +198,13 @@ def _ms(milliseconds: float | None) -> str:
 class Store(Displayed):
     """An artifact store: its artifacts, newest first, and its channels. `store[NAME]` is `resolve`.
 
-    `stored` is the store underneath; reads go through this machine's cache, and changes to the store itself.
+    `Store("s3://BUCKET/PREFIX")` is `open_store`. `stored` is the store underneath; reads go through this machine's
+    cache, and changes to the store itself.
     """
 
-    def __init__(self, stored: ArtifactStore, config_path: Path = Path(CONFIG)) -> None:
-        self.stored, self.config_path = stored, config_path
+    def __init__(self, stored: ArtifactStore | str | None = None, config_path: str | Path = CONFIG) -> None:
+        self.config_path = Path(config_path)
+        self.stored: ArtifactStore = stored if isinstance(stored, ArtifactStore) else opened(stored, config_path).stored
 
     @property
     def url(self) -> str:
