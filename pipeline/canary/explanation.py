@@ -193,7 +193,7 @@ def _counts_since(plan: CanaryPlan, evidence: Evidence, totals: Sequence[PhaseTo
     shadow = totals[0] if plan.shadow is not None and first == 0 else None
     steps = [phase for at, phase in enumerate(totals) if at >= first and not plan.is_shadow(at)]
     parts = []
-    if shadow is not None and (not steps or shadow.canary.requests):
+    if shadow is not None and (not steps or (shadow.canary.requests and not metric)):
         parts.append(_pairs(shadow))
     if steps:
         span = reduce(PhaseTotals.__add__, steps)
