@@ -57,7 +57,7 @@ def artifacts(repository: Repository) -> None:
         ("--model-id ./my-llama --buckets 64", "my-llama@4e9ce0"),
     ):
         built = repository.succeed(f"nxpipe build {command}")
-        repository.noted[name] = re.findall(r"([\w-]+@\w{12})", built)[0]
+        repository.noted[name] = re.findall(r"^built +([\w-]+@\w{12})", built, re.MULTILINE)[0]
     first = repository.noted["bert@4e9ce0"]
     repository.noted["bert-base-uncased@4e9ce0"] = first
     repository.noted["--model-id bert-base-uncased"] = "--model-id ./bert --buckets 16"
@@ -131,7 +131,7 @@ def normal(line: str) -> str:
     line = re.sub(r"file://\S+", "file://", line)
     line = re.sub(r"\b[0-9a-f]{12}\b", "KEY", line)
     line = re.sub(r"\b\d[\d.,]*(e[-+]?\d+)?\b", "N", line)
-    line = re.sub(r"\bN ?([kMG]i?)?B\b|\bN(m?s|us)?\b", "N", line)
+    line = re.sub(r"\bN ?([kKMG]i?)?B\b|\bN(m?s|us)?\b", "N", line)
     return re.sub(r"\s+", " ", line).strip()
 
 
