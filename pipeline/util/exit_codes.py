@@ -180,6 +180,7 @@ NOT_READY: Final = ExitCode(
         "nxpipe.pipeline.util.errors:NotReady",
         "nxpipe.pipeline.serving.engine:NotServing",
         "nxpipe.pipeline.serving.engine:Overloaded",
+        "nxpipe.pipeline.serving.generation:RequestFailed",
     ),
 )
 AWS: Final = ExitCode(

@@ -203,7 +203,7 @@ def refusals() -> int:
     return sum(int(event[UPDATES_REFUSED]) for event in events)
 
 
-@pytest.mark.sample(4, "updates of an agent")
+@pytest.mark.sample(6)
 def test_an_instance_takes_the_next_artifact_over_and_no_request_fails(fleet: Fleet) -> None:
     second = fleet.publish()
     with agent_of(fleet.place, *fleet.command()) as agent:
@@ -226,7 +226,7 @@ def test_an_instance_takes_the_next_artifact_over_and_no_request_fails(fleet: Fl
     assert f"served-{second.manifest.sha256[:12]}" in folders
 
 
-@pytest.mark.sample(4, "updates of an agent")
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("fault", ["a damaged program", "the server exits", "a wrong answer"])
 def test_a_version_that_fails_is_refused_once_and_the_old_one_answers_on(fleet: Fleet, fault: str) -> None:
     configure(fleet.port, "swap", PROBE)
@@ -259,7 +259,7 @@ def test_a_version_that_fails_is_refused_once_and_the_old_one_answers_on(fleet: 
     assert SAID[fault] in sentence
 
 
-@pytest.mark.sample(8, "updates of an agent")
+@pytest.mark.sample(8)
 def test_nxpipe_serve_is_swapped_between_two_completions_and_a_rollback_swaps_it_back(fleet: Fleet) -> None:
     """The default server, a tiny Llama with two sets of weights, on the emulator."""
     root, store = fleet.place.root, fleet.place.store.store
@@ -300,7 +300,7 @@ expect = '{"labels": ["capital", "heart"]}'
 """
 
 
-@pytest.mark.sample(4, "updates of an agent")
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("is_good", [True, False])
 def test_an_agent_that_is_killed_while_it_takes_over_continues_when_it_starts_again(
     fleet: Fleet, is_good: bool
@@ -329,7 +329,7 @@ def test_an_agent_that_is_killed_while_it_takes_over_continues_when_it_starts_ag
     assert code == 0, err
 
 
-@pytest.mark.sample(4, "updates of an agent")
+@pytest.mark.sample(6)
 def test_an_instance_that_is_replaced_is_terminated_in_its_turn_and_its_successor_fetches_the_next(
     fleet: Fleet,
 ) -> None:
