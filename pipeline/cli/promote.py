@@ -16,6 +16,7 @@ from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
+    from nxpipe.pipeline.config import Config
 
 
 @click.command(cls=Command)
@@ -39,7 +40,8 @@ def promote(
 ) -> None:
     """Promote artifacts to a channel.
 
-    Each artifact replaces the one of the same model and target; all others stay. Fails for an incomplete
+    ARTIFACT is MODEL, MODEL@KEY or a key; a model may go by its name in nxpipe.toml. Each artifact replaces the one of
+    the same model and target; all others stay. Fails for an incomplete
     artifact, for missing evidence or a missing signature that the channel requires, for programs that a fleet of the
     channel cannot run (those of the emulator, unless the fleet is a rehearsal), and if a fleet of the channel would be
     left without an artifact for its target.
@@ -69,14 +71,23 @@ def promote(
     ):
         console.say(f"Note: {sentence}")
     change = ChannelChange(opened, config, folder, channel, reason, actor, key)
-    appended = change.promote(_select(opened, names), expect=expect, without=without)
+    appended = change.promote(_select(opened, names, config, folder), expect=expect, without=without)
     record(console, appended, opened, key, rehearsals_of(config, folder, channel))
 
 
-def _select(store: "Store", names: tuple[str, ...]) -> "list[Published]":
-    """The named artifacts without repeats, from one listing of the store."""
+def _select(store: "Store", names: tuple[str, ...], config: "Config", folder: Path) -> "list[Published]":
+    """The named artifacts without repeats, from one listing of the store. A model has its id in the store, or the name
+    that nxpipe.toml gives it."""
     from nxpipe.artifact_store.names import choose
+    from nxpipe.pipeline.artifacts.channels import model_id
 
     published = store.list()
-    chosen = [choose(name, published, store.url, store.serving_channels) for name in names]
+    stored = {artifact.model_id for artifact in published}
+    ids = {model.name: model_id(model, folder) for model in config.models if model.name not in stored}
+
+    def full(name: str) -> str:
+        model, at, key = name.partition("@")
+        return f"{ids.get(model, model)}{at}{key}"
+
+    chosen = [choose(full(name), published, store.url, store.serving_channels) for name in names]
     return list({artifact.request_key: artifact for artifact in chosen}.values())

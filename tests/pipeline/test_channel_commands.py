@@ -214,6 +214,13 @@ def test_a_model_in_a_folder_goes_by_the_folders_name(here: Path, nxpipe: InProc
     assert f"run {BERT} on inf2, and no artifact" in nxpipe("promote", name_of(trn1), "--channel", "production").err
 
 
+@pytest.mark.parametrize("form", ["bert", "bert@{key:.8}", BERT])
+def test_a_model_goes_by_its_name_in_the_file_as_well(here: Path, nxpipe: InProcess, form: str) -> None:
+    published = publish(here)
+    answer = nxpipe("promote", form.format(key=published.request_key), "--channel", "production")
+    assert name_of(published) in answer.out + answer.err
+
+
 # Who
 
 
