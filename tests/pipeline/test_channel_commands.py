@@ -166,7 +166,7 @@ def test_a_rollback_serves_what_was_served_before(here: Path, nxpipe: InProcess)
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("promote", "bert", "--channel", "production"), exit_codes.NOT_FOUND, BERT),
+        (("promote", "bert-bas", "--channel", "production"), exit_codes.NOT_FOUND, BERT),
         (("promote", BERT), exit_codes.USAGE, "--channel"),
         (("promote", "--channel", "production"), exit_codes.USAGE, "MODEL@KEY"),
         (("promote", BERT, "--channel", "Prod/1"), exit_codes.USAGE, "is not a valid channel name"),
