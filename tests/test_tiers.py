@@ -15,7 +15,7 @@ import pytest
 pytestmark = pytest.mark.sample(2)
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize(("a", "b"), [(number, -number) for number in range(7)])
+@pytest.mark.parametrize(("a", "b"), [(number, -number) for number in range(9)])
 @pytest.mark.parametrize("c", range(3))
 def test_swept(a, b, c): ...
 
