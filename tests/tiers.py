@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 THINNING: Final = 3  # keeps the commit tier within its six minutes; a mark states the share of a test beside others
-EXAMPLES: Final = {"commit": 15, "nightly": 200}  # examples of each property
+EXAMPLES: Final = {"commit": 10, "nightly": 200}  # examples of each property
 _AS_WRITTEN: Final = 50  # the profile size at which a test's own number applies unscaled
 
 
