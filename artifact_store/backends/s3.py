@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -42,7 +41,7 @@ from nxpipe.artifact_store.backends.s3_client import (
     unavailable,
     unknown,
 )
-from nxpipe.artifact_store.backends.s3_connection import Body, Interrupted, Window, opened
+from nxpipe.artifact_store.backends.s3_connection import Body, Interrupted, Window, opened, write_chunks
 from nxpipe.artifact_store.backends.s3_multipart import (
     IN_PARTS_ABOVE,
     MAX_BLOB_BYTES,
@@ -215,9 +214,10 @@ class Bucket:
             return None
 
         def write(body: Any, position: int) -> Iterator[int]:
-            done = position - start
-            move = body.move_to if isinstance(body, Body) else partial(_copy_to, body)
-            return move(sink, offset + done, limit - done)
+            at, left = offset + position - start, limit - (position - start)
+            if isinstance(body, Body):
+                return body.move_to(sink, at, left)
+            return write_chunks(_chunks(body, position), sink, at, left)
 
         return self._parts(path, answer, start, stop, write, int)
 
@@ -453,15 +453,6 @@ class Bucket:
 
 def _chunks(body: Any, _: int) -> Iterator[bytes]:
     return cast(Iterator[bytes], body.iter_chunks(CHUNK))
-
-
-def _copy_to(body: Any, sink: Sink, offset: int, limit: int) -> Iterator[int]:
-    """The body of botocore's response, written at an offset of a file."""
-    done = 0
-    for chunk in _chunks(body, 0):
-        sink.write(memoryview(chunk)[: max(limit - done, 0)], offset + done)
-        done += len(chunk)
-        yield len(chunk)
 
 
 def connect(bucket: str, prefix: str, options: S3Options = DEFAULT) -> Bucket:

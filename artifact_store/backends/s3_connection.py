@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -303,10 +303,7 @@ class Body:
             for size in self._spliced(self._connection, sink, offset, min(limit, self.left)):
                 done += size
                 yield size
-        for chunk in self.iter_chunks(CHUNK):
-            sink.write(memoryview(chunk)[: max(limit - done, 0)], offset + done)
-            done += len(chunk)
-            yield len(chunk)
+        yield from write_chunks(self.iter_chunks(CHUNK), sink, offset + done, limit - done)
 
     def _spliced(self, connection: Connection, sink: Sink, offset: int, size: int) -> Iterator[int]:
         done = reported = 0
@@ -364,6 +361,15 @@ def _length(method: str, status: int, headers: Mapping[str, str]) -> int:
     if not text.isdecimal():
         raise FallBackToBotocore("a body of unknown length")
     return int(text)
+
+
+def write_chunks(chunks: Iterable[bytes], sink: Sink, offset: int, limit: int) -> Iterator[int]:
+    """Write chunks at an offset of a file, at most `limit` bytes, and yield the size of each."""
+    done = 0
+    for chunk in chunks:
+        sink.write(memoryview(chunk)[: max(limit - done, 0)], offset + done)
+        done += len(chunk)
+        yield len(chunk)
 
 
 @contextmanager

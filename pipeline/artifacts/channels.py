@@ -119,7 +119,7 @@ def hosts_of_channel(config: "Config", folder: Path, channel: str) -> "dict[tupl
     """
     from nxpipe.pipeline.config.root import serving_fleets
 
-    ids = {model.name: model_id(model, folder) for model in config.models}
+    ids = model_ids(config, folder)
     hosts: dict[tuple[str, str], list[ProgramHost]] = {}
     for fleet in serving_fleets(config).values():
         if fleet.channel == channel or fleet_of_channel(channel) == fleet.name:
@@ -190,6 +190,11 @@ class ServedModel:
 def _published_as(model: "Model") -> str:
     """The model id in the store: a local model has the name of its folder."""
     return model.id or Path(str(model.path)).name
+
+
+def model_ids(config: "Config", folder: Path) -> dict[str, str]:
+    """The model ids in the store, by the models' names in nxpipe.toml."""
+    return {model.name: model_id(model, folder) for model in config.models}
 
 
 def model_id(model: "Model", folder: Path) -> str:

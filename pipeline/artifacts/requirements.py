@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nxpipe.artifact_store.evidence import DEVICE, EMULATED
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.pipeline.artifacts.channels import fleet_of_channel, hosts_of_channel, model_id, program_check
+from nxpipe.pipeline.artifacts.channels import fleet_of_channel, hosts_of_channel, model_ids, program_check
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.models.thresholds import Thresholds, missing_evidence
 from nxpipe.pipeline.util.text import did_you_mean
@@ -59,7 +59,7 @@ def artifact_requirements(store: "Store", config: "Config", folder: Path, channe
 
 def targets_of(config: "Config", folder: Path, channel: str) -> dict[str, set[str]]:
     """Compiler targets of the channel's fleets, by model id."""
-    ids = {model.name: model_id(model, folder) for model in config.models}
+    ids = model_ids(config, folder)
     targets: dict[str, set[str]] = {}
     for fleet in config.fleets:
         if fleet.channel == channel:

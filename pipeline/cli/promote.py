@@ -79,11 +79,11 @@ def _select(store: "Store", names: tuple[str, ...], config: "Config", folder: Pa
     """The named artifacts without repeats, from one listing of the store. A model has its id in the store, or the name
     that nxpipe.toml gives it."""
     from nxpipe.artifact_store.names import choose
-    from nxpipe.pipeline.artifacts.channels import model_id
+    from nxpipe.pipeline.artifacts.channels import model_ids
 
     published = store.list()
     stored = {artifact.model_id for artifact in published}
-    ids = {model.name: model_id(model, folder) for model in config.models if model.name not in stored}
+    ids = {name: id_ for name, id_ in model_ids(config, folder).items() if name not in stored}
 
     def full(name: str) -> str:
         model, at, key = name.partition("@")

@@ -1,7 +1,7 @@
 """Files that an artifact has beside its programs, by path. See section 4 of docs/reference/store-format.md."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -53,12 +53,3 @@ def read(manifest: "Manifest", store: "Store") -> dict[str, Any]:
             document = json_of(store.read_blob(file.blob))
             return document if isinstance(document, dict) else {}
     return {}
-
-
-def sentences(documents: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Program and summary line of each document. Another producer may have written them, so those of another form are
-    skipped."""
-    for program, figures in documents.items():
-        match figures:
-            case {"in_short": str(line)} if (program + line).isprintable():
-                yield program, line

@@ -20,7 +20,7 @@ from nxpipe.pipeline import VERSION
 from nxpipe.pipeline.artifacts.channels import (
     ENVIRONMENTS,
     environment_channel,
-    model_id,
+    model_ids,
     unknown_channel,
 )
 from nxpipe.pipeline.artifacts.signing import trust_in
@@ -219,7 +219,7 @@ class ReleaseContext:
             raise unknown_channel(self.store, source)
         self._require_expected(tip)
         only = self.options.names
-        ids = {model_id(model, self.folder) for model in self.config.models if model.name in only}
+        ids = {id_ for name, id_ in model_ids(self.config, self.folder).items() if name in only}
         artifacts = [served for served in tip.artifacts if not only or served.model_id in ids]
         if not artifacts:
             what = f" of {', '.join(only)}" if only else ""
@@ -256,7 +256,7 @@ def fleets_with_rollouts(release: "ReleaseContext") -> "list[tuple[ServingFleet,
     if "rollout" in release.options.skipped:
         return []
     served, slots = release.served(), {candidate.slot: candidate for candidate in release.candidates}
-    ids = {model.name: model_id(model, release.folder) for model in release.config.models}
+    ids = model_ids(release.config, release.folder)
     pairs = []
     for fleet in serving_fleets(release.config).values():
         candidate = slots.get((ids[fleet.model], INSTANCES[fleet.instance_types[0]].compiler_target))
