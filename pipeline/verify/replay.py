@@ -67,25 +67,27 @@ class RunInputs:
     truncate: bool = False  # texts that are longer than the largest bucket
     program: str | None = None
 
-    def programs(self, shapes: Sequence[Shape], source: ModelSource | None) -> list[Shape]:
+    def select(self, shapes: Sequence[Shape], source: ModelSource | None) -> "SelectedInputs":
         """The programs to run: the named one; for texts the smallest bucket and batch that hold them; for tensors those
         of the phase that reads them; else all."""
-        if self.program is not None:
-            return [_named(self.program, shapes)]
-        if self.tensors is None and not self.texts:
-            return list(shapes)
         given = self.tensors or {}
         later = next((phase for name, phase in _PHASE_BY_INPUT.items() if name in given), None)
         suited = [shape for shape in shapes if (shape.phase == later if later else shape.begins_text)] or list(shapes)
+        if self.program is not None:
+            suited = [_named(self.program, shapes)]
+        elif self.tensors is None and not self.texts:
+            suited = list(shapes)
         if not self.texts or source is None:
-            return suited
+            return SelectedInputs(suited, self)
         buckets = sorted({shape.sequence for shape in suited})
-        longest = self.prompts(source, buckets[-1]).longest
-        bucket = next((size for size in buckets if size >= longest), buckets[-1])
+        prompts = self._prompts(source, buckets[-1])
+        bucket = next((size for size in buckets if size >= prompts.longest), buckets[-1])
         fitting = sorted((shape for shape in suited if shape.sequence == bucket), key=lambda shape: shape.batch)
-        return [next((shape for shape in fitting if shape.batch >= len(self.texts)), fitting[-1])]
+        return SelectedInputs(
+            [next((shape for shape in fitting if shape.batch >= len(self.texts)), fitting[-1])], self, prompts
+        )
 
-    def prompts(self, source: ModelSource, largest: int) -> "Prompts":
+    def _prompts(self, source: ModelSource, largest: int) -> "Prompts":
         from nxpipe.pipeline.models.prompts import Prompts
 
         try:
@@ -95,37 +97,39 @@ class RunInputs:
         except (ModelSourceError, InputInvalid) as error:
             raise type(error)(str(error).replace("--prompts: ", "--text: ")) from error
 
-    def to(
-        self,
-        program: "CompiledGraph",
-        default: tuple[Arrays, str],
-        source: ModelSource | None,
-        shape: Shape,
-        largest: int,
-    ) -> "ProgramInputs":
+
+@dataclass(frozen=True)
+class SelectedInputs:
+    """The programs to run, and the user's inputs for each of them; their texts as token ids."""
+
+    shapes: list[Shape]
+    user_inputs: RunInputs
+    prompts: "Prompts | None" = None
+
+    def of(self, program: "CompiledGraph", default: tuple[Arrays, str], shape: Shape) -> "ProgramInputs":
         """The inputs of each run. The last text fills up the last batch."""
-        if self.tensors is None and not self.texts:
+        tensors, texts = self.user_inputs.tensors, self.user_inputs.texts
+        if tensors is None and not texts:
             return ProgramInputs([default[0]], default[1])
         blank = _blank_states(program, default[0])
-        if self.tensors is not None:
-            return ProgramInputs([blank | dict(self.tensors)], "the given inputs")
+        if tensors is not None:
+            return ProgramInputs([blank | dict(tensors)], "the given inputs")
         reads = default[0].keys() - blank.keys()
-        if reads != _READ_TEXT or source is None:
+        if reads != _READ_TEXT or self.prompts is None:
             raise BuildRefused(
                 f"{shape.name} reads {', '.join(sorted(reads))}, not text alone; pass --input FILE, or generate "
                 "text with nxpipe generate"
             )
-        prompts = self.prompts(source, largest)
-        batches = prompts.batches(shape.batch, shape.sequence)
-        rows, noun = len(prompts.rows_for(shape.sequence)), "texts" if len(self.texts) > 1 else "text"
-        return ProgramInputs([blank | batch for batch in batches], prompts.description(noun, shape.sequence), rows)
+        batches = [blank | batch for batch in self.prompts.batches(shape.batch, shape.sequence)]
+        noun = "texts" if len(texts) > 1 else "text"
+        return ProgramInputs(batches, self.prompts.description(noun, shape.sequence), len(texts))
 
 
 @dataclass(frozen=True)
 class ProgramInputs:
     """The inputs of one program, one run for each batch; their source; and the number of texts, if they are texts."""
 
-    batches: list[Arrays]
+    batches: Sequence[Arrays]
     description: str
     rows: int = 0
 
@@ -141,17 +145,16 @@ def run_model(spec: BuildSpec, user_inputs: RunInputs, execution: ExecutionOptio
     tensors = spec.tensors()
     require_memory(name, tensors.kinds)
     shapes = sorted(spec.shapes)
-    largest = _largest(shapes, user_inputs)
-    for shape in user_inputs.programs(shapes, spec.source):
+    selected = user_inputs.select(shapes, spec.source)
+    for shape in selected.shapes:
         with step(f"compile {shape.name}"):
             program = compile_shape(spec, shape)
         random = example_inputs(program.whole, spec.source.config, seed=0)
         default = (random | _blank_states(program, random), "random inputs")
-        inputs = user_inputs.to(program, default, spec.source, shape, largest)
+        inputs = selected.of(program, default, shape)
         with step(f"load {shape.name}"):
             running = runner.load(program, tensors)
-        for result in _run_program(name, shape.name, running, inputs, step):
-            yield replace(result, labels=_labels(spec.source))
+        yield replace(_run_program(name, shape.name, running, inputs, step), labels=_labels(spec.source))
 
 
 def run_artifact(
@@ -160,12 +163,11 @@ def run_artifact(
     """Run every program of an artifact, on its stored inputs unless the user passed others."""
     artifact = read_artifact(published, store, step)
     runner = Runner(execution, artifact.core)
-    for stored in _programs_to_run(artifact, user_inputs):
-        name, inputs = stored.executable.name, _inputs_of(stored, artifact, user_inputs)
+    for stored, inputs in _programs_to_run(artifact, user_inputs):
+        name = stored.executable.name
         with step(f"load {name}"):
             running = runner.load(stored.program, artifact.weights, stored.instructions)
-        for result in _run_program(published.model_id, name, running, inputs, step):
-            yield replace(result, labels=_labels(artifact.source))
+        yield replace(_run_program(published.model_id, name, running, inputs, step), labels=_labels(artifact.source))
 
 
 def run_on_devices(
@@ -180,10 +182,10 @@ def run_on_devices(
     manifest = published.manifest
     require_device_programs(manifest)
     artifact = read_artifact(published, store, step, weights=False)
-    programs = _programs_to_run(artifact, user_inputs)
-    inputs = {stored.executable.name: _inputs_of(stored, artifact, user_inputs) for stored in programs}
-    for stored in programs:
-        for batch in inputs[stored.executable.name].batches:
+    inputs: dict[str, ProgramInputs] = {}
+    for stored, given in _programs_to_run(artifact, user_inputs):
+        inputs[stored.executable.name] = given
+        for batch in given.batches:
             stored.program.require_inputs(batch)
 
     def batches(program: FetchedProgram) -> Sequence[Arrays]:
@@ -195,27 +197,19 @@ def run_on_devices(
             program.name: [program.answers(number) for number in range(len(inputs[program.name].batches))]
             for program, _ in runs
         }
-    for name, given in inputs.items():
-        if name in answers:
-            yield replace(_result(published.model_id, name, given, answers[name]), labels=_labels(artifact.source))
-        else:
-            _say_skipped(name, given, step)
-
-
-def _inputs_of(stored: StoredProgram, artifact: StoredArtifact, user_inputs: RunInputs) -> "ProgramInputs":
-    largest = _largest([_shape(program) for program in artifact.programs], user_inputs)
-    with artifact.source_with_tokenizer() if user_inputs.texts else nullcontext(artifact.source) as source:
-        return user_inputs.to(stored.program, artifact.inputs(stored), source, _shape(stored), largest)
+    for name, outputs in answers.items():
+        yield replace(_result(published.model_id, name, inputs[name], outputs), labels=_labels(artifact.source))
 
 
 def _shape(stored: StoredProgram) -> Shape:
     return Shape(stored.executable.phase, stored.executable.batch, stored.executable.sequence)
 
 
-def _programs_to_run(artifact: StoredArtifact, user_inputs: RunInputs) -> list[StoredProgram]:
+def _programs_to_run(artifact: StoredArtifact, user_inputs: RunInputs) -> list[tuple[StoredProgram, "ProgramInputs"]]:
     with artifact.source_with_tokenizer() if user_inputs.texts else nullcontext(artifact.source) as source:
-        chosen = user_inputs.programs([_shape(stored) for stored in artifact.programs], source)
-    return [stored for stored in artifact.programs if _shape(stored) in chosen]
+        selected = user_inputs.select([_shape(stored) for stored in artifact.programs], source)
+    programs = [stored for stored in artifact.programs if _shape(stored) in selected.shapes]
+    return [(stored, selected.of(stored.program, artifact.inputs(stored), _shape(stored))) for stored in programs]
 
 
 def _named(name: str, shapes: Sequence[Shape]) -> Shape:
@@ -226,32 +220,16 @@ def _named(name: str, shapes: Sequence[Shape]) -> Shape:
     return known[name]
 
 
-def _largest(shapes: Sequence[Shape], user_inputs: RunInputs) -> int:
-    """The bucket that a text must fit."""
-    if user_inputs.program is not None:
-        return _named(user_inputs.program, shapes).sequence
-    return max(shape.sequence for shape in shapes)
-
-
 def _blank_states(program: "CompiledGraph", inputs: Arrays) -> dict[str, "np.ndarray[Any, Any]"]:
     return {name: 0 * array for name, array in inputs.items() if name in program.graph.outputs}
 
 
 def _run_program(
     model: str, program: str, running: RunnableProgram, program_inputs: ProgramInputs, step: Step
-) -> Iterator[RunResult]:
-    """Run one program. No result if every text is longer than its bucket and another program has a longer one."""
-    if not program_inputs.batches:
-        _say_skipped(program, program_inputs, step)
-        return
+) -> RunResult:
     with step(f"run {program}"), running.counted(program) as counters:
         answers = [counters.run(running.run, batch) for batch in program_inputs.batches]
-    yield _result(model, program, program_inputs, answers, running.work)
-
-
-def _say_skipped(program: str, program_inputs: ProgramInputs, step: Step) -> None:
-    with step(f"skip {program}: {program_inputs.description}"):
-        return
+    return _result(model, program, program_inputs, answers, running.work)
 
 
 def _result(

@@ -46,20 +46,22 @@ def test_truncate_says_how_much_is_left_out(nxpipe: InProcess, llama: Path) -> N
     assert ran["outputs"]["logits"]["shape"][0] == 2
 
 
-def test_a_program_reads_the_texts_that_fit_it_and_says_how_many_do_not(nxpipe: InProcess, llama: Path) -> None:
-    words = small(llama, "--phases", "prefill", "--text", "[1, 2]", "--text", LONG, buckets="16,64")
-    short, long = asked(nxpipe, "run", *words)
-    assert (short["program"], short["inputs"]) == ("prefill-b1-s16", "1 texts; 1 more are longer than 16 tokens")
-    assert (long["program"], long["inputs"]) == ("prefill-b1-s64", "2 texts")
-    assert [entry["outputs"]["logits"]["shape"][0] for entry in (short, long)] == [1, 2]
+def test_texts_run_in_the_smallest_bucket_that_holds_all_of_them(nxpipe: InProcess, llama: Path) -> None:
+    for texts, bucket in ((("[1, 2]", "[3]"), 16), (("[1, 2]", LONG), 64)):
+        words = [word for text in texts for word in ("--text", text)]
+        (ran,) = asked(nxpipe, "run", *small(llama, "--phases", "prefill", *words, buckets="16,64"))
+        assert (ran["program"], ran["inputs"]) == (f"prefill-b1-s{bucket}", "2 texts")
+        assert ran["outputs"]["logits"]["shape"][0] == 2
 
 
-def test_a_program_that_no_text_fits_is_left_out_and_that_is_said(nxpipe: InProcess, llama: Path) -> None:
-    answer = nxpipe("run", *small(llama, "--phases", "prefill", "--text", LONG, buckets="16,64"))
-    assert answer.code == 0
-    assert "prefill-b1-s16," not in answer.out
-    assert "prefill-b1-s64" in answer.out
-    assert "skip prefill-b1-s16" in answer.err
+def test_a_text_longer_than_the_named_programs_bucket_is_refused(nxpipe: InProcess, llama: Path) -> None:
+    words = small(llama, "--phases", "prefill", "--text", LONG, "--program", "prefill-b1-s16", buckets="16,64")
+    answer = nxpipe("run", *words)
+    is_a_sentence(answer)
+    assert answer.code == 2
+    assert "Text 1 has 40 tokens, and the largest bucket 16" in answer.err
+    (ran,) = asked(nxpipe, "run", *words, "--truncate")
+    assert ran["inputs"] == "1 text, cut to 16 tokens: 24 left out"
 
 
 def test_so_are_prompts_of_verify(nxpipe: InProcess, bert: Path, tmp_path: Path) -> None:
