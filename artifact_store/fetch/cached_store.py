@@ -2,8 +2,10 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import accumulate, zip_longest
 from pathlib import Path
 from threading import Event
 from typing import IO
@@ -26,46 +28,60 @@ from nxpipe.artifact_store.records import ActionRecord, Published, Records
 from nxpipe.artifact_store.store import Store, evidence_in
 from nxpipe.artifact_store.weights import read_weights
 
+Adopt = Callable[[Path, int], bool]
+
 
 def range_count(whole: AssembledFile) -> int:
     """The number of ranges in which the objects of a file are received."""
     return sum(ranges_of(stored) for stored in whole.stored)
 
 
-def assemble(
-    whole: AssembledFile,
-    file: Partial,
-    blobs: Blobs,
-    sources: Sources,
-    cache: ReadCache | None,
-    sent: Sent,
-    *,
-    flush: bool = True,
-) -> None:
-    """Write every object at its offsets, verified, and the head last, which completes the file."""
-    firsts = accumulate(map(ranges_of, whole.stored), initial=0)
-    in_order, stopped = streamed(whole.stored), Event()
-    pieces = {
-        stored: Piece(stored, placed[0].at, first, stopped if stored in in_order else None)
-        for (stored, placed), first in zip(whole.stored.items(), firsts, strict=False)
-    }
+@dataclass(frozen=True)
+class _Placement:
+    """An object of a file that is being assembled."""
 
-    def place(stored: Blob) -> None:
-        placed = whole.stored[stored]
+    whole: AssembledFile
+    file: Partial
+    piece: Piece
+
+
+def assemble(
+    files: Sequence[tuple[AssembledFile, Partial]], blobs: Blobs, sources: Sources, cache: ReadCache | None, sent: Sent
+) -> None:
+    """Write every object at its offsets, verified, and the head of each file last, which completes it.
+
+    Large objects are first, so that none is received alone at the end; the files take turns, because the kernel lets
+    one thread at a time write to a file.
+    """
+
+    def place(placement: _Placement) -> None:
+        piece, file = placement.piece, placement.file
+        placed = placement.whole.stored[piece.blob]
         if placed[0].tensor.pack is not None:
             _unpack(blobs, placed, file)
-            sent(stored.size)
+            sent(piece.blob.size)
             return
-        piece = pieces[stored]
         if _is_in_partial(file, piece) or (cache and _copy_from_cache(file, piece, cache)):
-            sent(stored.size)
+            sent(piece.blob.size)
         else:
-            sources.first(f"blob {stored.sha256}", lambda backend: _fill(file, piece, backend, sent))
+            sources.first(f"blob {piece.blob.sha256}", lambda backend: _fill(file, piece, backend, sent))
         _repeat(file, piece, placed[1:])
 
-    at_once(place, [(stored, stored) for stored in whole.stored], in_order, stopped)
-    file.write(whole.head, 0)
-    file.finish(flush=flush)
+    in_order, stopped = streamed([stored for whole, _ in files for stored in whole.stored]), Event()
+    columns = [_placements(whole, file, in_order, stopped) for whole, file in files]
+    turns = [(placement, placement.piece.blob) for row in zip_longest(*columns) for placement in row if placement]
+    at_once(place, sorted(turns, key=lambda turn: -turn[1].size), in_order, stopped)
+    for whole, file in files:
+        file.write(whole.head, 0)
+
+
+def _placements(
+    whole: AssembledFile, file: Partial, in_order: Collection[Blob], stopped: Event
+) -> Iterator[_Placement]:
+    firsts = accumulate(map(ranges_of, whole.stored), initial=0)
+    for (stored, placed), first in zip(whole.stored.items(), firsts, strict=False):
+        piece = Piece(stored, placed[0].at, first, stopped if stored in in_order else None)
+        yield _Placement(whole, file, piece)
 
 
 def _fill(file: Partial, piece: Piece, backend: Backend, sent: Sent) -> bool:
@@ -161,25 +177,31 @@ class MirroredBlobs(Blobs):
 
     def assemble(
         self,
-        whole: AssembledFile,
+        files: Iterable[tuple[AssembledFile, Adopt]],
         near: Subfolder,
-        adopt: Callable[[Path, int], bool],
         sent: Sent = ignore_progress,
         *,
         flush: bool = True,
     ) -> None:
-        """Assemble a file from blobs and pass its path and descriptor to `adopt`, which links it to its target and
-        returns False if the file is gone. It is assembled in the cache, which keeps it, or else in `near`."""
-        if self._cache and self._adopt_local(whole, self._cache.local_files, adopt):
-            sent(sum(stored.size for stored in whole.stored))
-            return
+        """Assemble files from blobs, concurrently, and pass the path and descriptor of each to its `Adopt`, which links
+        it to its target and returns False if the file is gone. They are assembled in the cache, which keeps them, or
+        else in `near`."""
         folder = self._cache.partial if self._cache else near
-        with partial(folder, whole.content, whole.size, range_count(whole)) as file:
-            assemble(whole, file, self, self._sources, self._cache, sent, flush=flush)
-            adopt(file.path, file.descriptor)
-            if self._cache:
-                self._cache.local_files.keep(folder.at(file.path.name), whole, file.descriptor)
-                self._cache.evict(whole.size)
+        with ExitStack() as partials:
+            missing: list[tuple[AssembledFile, Partial, Adopt]] = []
+            for whole, adopt in files:
+                if self._cache and self._adopt_local(whole, self._cache.local_files, adopt):
+                    sent(sum(stored.size for stored in whole.stored))
+                    continue
+                file = partials.enter_context(partial(folder, whole.content, whole.size, range_count(whole)))
+                missing.append((whole, file, adopt))
+            assemble([(whole, file) for whole, file, _ in missing], self, self._sources, self._cache, sent)
+            for whole, file, adopt in missing:
+                file.finish(flush=flush)
+                adopt(file.path, file.descriptor)
+                if self._cache:
+                    self._cache.local_files.keep(folder.at(file.path.name), whole, file.descriptor)
+                    self._cache.evict(whole.size)
 
     def _adopt_local(self, whole: AssembledFile, local_files: LocalFiles, adopt: Callable[[Path, int], bool]) -> bool:
         """Pass the cached file to `adopt`. False: the cache does not have it, or it is gone."""

@@ -16,10 +16,11 @@ Objects are fetched concurrently. An interrupted fetch resumes from the cache an
 import json
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -111,6 +112,9 @@ class Filled:
                 with suppress(FileNotFoundError):  # a rename between two links of one file keeps both
                     self.files.remove(temporary)
         return True
+
+    def adopt_all(self, paths: Iterable[str], source: Path, proved: int) -> bool:
+        return all(self.adopt(path, source, proved) for path in paths)
 
     def note(self, path: str, content: str) -> None:
         self.current[path] = Note(content=content, stamp=self.stamp(path))
@@ -288,12 +292,7 @@ def fetch(
         filled.write(path, missing[path].sha256, lambda file: blobs.copy_into(missing[path], file, (0,), sent))
 
     at_once(place, missing.items())
-    if manifest.weights:
-        written += _fetch_assembled(blobs, WEIGHTS, weights_file(manifest.weights), filled, sent, flush)
-    for payload in manifest.serving:
-        for file in payload.shared:
-            whole = file_of(blobs.read(file.head), file.tensors)
-            written += _fetch_assembled(blobs, f"{SERVING}/{payload.name}/{file.path}", whole, filled, sent, flush)
+    written += _fetch_assembled(blobs, _assembled_files(blobs, manifest), filled, sent, flush)
     filled.complete(document, digest)
     return Fetched(folder, digest, written)
 
@@ -362,20 +361,44 @@ def _is_read_by(programs: Programs, path: str) -> bool:
     return programs is Programs.EMULATOR or not path.startswith(_OF_THE_EMULATOR)
 
 
-def _fetch_assembled(blobs: Blobs, path: str, whole: AssembledFile, filled: Filled, sent: Sent, flush: bool) -> int:
-    size = sum(map(_size, whole.stored))
-    if filled.has(path, whole.content, whole.is_right):
-        sent(size)
-        return 0
+def _assembled_files(blobs: Blobs, manifest: Manifest) -> Iterator[tuple[str, AssembledFile]]:
+    if manifest.weights:
+        yield WEIGHTS, weights_file(manifest.weights)
+    for payload in manifest.serving:
+        for file in payload.shared:
+            yield f"{SERVING}/{payload.name}/{file.path}", file_of(blobs.read(file.head), file.tensors)
+
+
+def _fetch_assembled(
+    blobs: Blobs, files: Iterable[tuple[str, AssembledFile]], filled: Filled, sent: Sent, flush: bool
+) -> int:
+    """Returns the number of bytes that the folder did not have."""
+    missing: list[tuple[str, AssembledFile]] = []
+    for path, whole in files:
+        if filled.has(path, whole.content, whole.is_right):
+            sent(_bytes_of(whole))
+        else:
+            missing.append((path, whole))
     if isinstance(blobs, MirroredBlobs):
-        blobs.assemble(whole, filled.top, lambda source, handle: filled.adopt(path, source, handle), sent, flush=flush)
-        filled.note(path, whole.content)
+        places: dict[str, list[str]] = {}  # of each content
+        for path, whole in missing:
+            places.setdefault(whole.content, []).append(path)
+        different = {whole.content: whole for _, whole in missing}.values()
+        adopting = [(whole, partial(filled.adopt_all, places[whole.content])) for whole in different]
+        blobs.assemble(adopting, filled.top, sent, flush=flush)
+        for path, whole in missing:
+            filled.note(path, whole.content)
     else:
-        filled.write(path, whole.content, lambda file: _write_assembled(blobs, whole, file, sent), flush=flush)
-    return size
+        for path, whole in missing:
+            filled.write(path, whole.content, partial(_write_assembled, blobs, whole, sent), flush=flush)
+    return sum(_bytes_of(whole) for _, whole in missing)
 
 
-def _write_assembled(blobs: Blobs, whole: AssembledFile, file: int, sent: Sent) -> None:
+def _bytes_of(whole: AssembledFile) -> int:
+    return sum(map(_size, whole.stored))
+
+
+def _write_assembled(blobs: Blobs, whole: AssembledFile, sent: Sent, file: int) -> None:
     """Assemble a file from a local store: each object is read once, and written at every offset of its content."""
 
     def place(stored: Blob) -> None:
