@@ -411,14 +411,14 @@ def _saved(saved: Interval) -> str:
 
 
 def dollars_of(interval: Interval) -> str:
-    """An interval of dollars in words."""
+    """An interval of dollars in words; a figure without an interval is alone."""
     if interval.nominal is None:
         return "unknown"
     nominal, low, high = (
         "no limit" if end is None else f"{'-' if end < 0 else ''}${abs(end):,.0f}"
         for end in (interval.nominal, interval.low, interval.high)
     )
-    return f"{nominal} ({low} to {high})"
+    return nominal if low == nominal == high else f"{nominal} ({low} to {high})"
 
 
 def _traffic(workload: Workload) -> Traffic:

@@ -13,7 +13,7 @@ from nxpipe.pipeline.plan.assessment import (
 )
 from nxpipe.pipeline.plan.serve import Interval
 from nxpipe.pipeline.util.page.charts import Dot, Scale, dots
-from nxpipe.pipeline.util.page.html import Markup, tag
+from nxpipe.pipeline.util.page.html import Child, Markup, tag
 from nxpipe.pipeline.util.page.page import Section, bullets, heading, sheet, table
 from nxpipe.pipeline.util.text import for_markdown
 from nxpipe.pipeline.util.text import table as text_table
@@ -106,7 +106,7 @@ def _sections(found: Assessment) -> Iterator[Section]:
     if chart := _chart(found):
         yield Section("Dollars saved in a month", chart)
     for each in found.workloads:
-        reasons = bullets([tag("strong", aspect), f": {reason}"] for aspect, reason in each.reasons)
+        reasons = bullets([tag("strong", aspect), ": ", _with_code(reason)] for aspect, reason in each.reasons)
         yield Section(f"{each.workload.name}: {each.decision}", reasons)
     for phase in phases(found):
         yield Section(f"Phase: {phase.title}", [tag("p", ", ".join(phase.workloads)), _tasks(phase)])
@@ -114,8 +114,13 @@ def _sections(found: Assessment) -> Iterator[Section]:
 
 
 def _tasks(phase: MigrationPhase) -> Markup:
-    rows = [(task, _BLANK, _BLANK) for task in phase.tasks]
+    rows = [(_with_code(task), _BLANK, _BLANK) for task in phase.tasks]
     return table(("task", "owner", "date"), rows, f"Tasks of the phase: {phase.title}", words=("owner", "date"))
+
+
+def _with_code(text: str) -> list[Child]:
+    """Text whose parts between backticks are code."""
+    return [tag("code", part) if number % 2 else part for number, part in enumerate(text.split("`"))]
 
 
 def _chart(found: Assessment) -> Markup | None:

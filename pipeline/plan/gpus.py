@@ -321,6 +321,9 @@ def _months(cost: float | None, saved: float | None) -> float | None:
     return cost / saved if cost is not None and saved is not None and saved > 0 else None
 
 
+_MISSES: Final = ", but {} misses the objectives at the slow end of its predicted times"
+
+
 def verdict(best: Plan | None, gpus: Sequence[GpuPlan]) -> str:
     """One sentence: which is the better choice here."""
     priced = [plan for plan in gpus if plan.price is not None and plan.measurement.meets is not False]
@@ -328,7 +331,9 @@ def verdict(best: Plan | None, gpus: Sequence[GpuPlan]) -> str:
         return ""
     gpu = priced[0]
     unproven = (
-        "" if gpu.measurement.meets else "; its source measured an unlimited load and says nothing of these objectives"
+        ""
+        if gpu.measurement.meets
+        else f"; {gpu.instance} was measured at unlimited load, which says nothing of these objectives"
     )
     if best is None:
         return f"a GPU is the better choice here: no Neuron plan meets the objectives, and {gpu.instance} may{unproven}"
@@ -339,7 +344,8 @@ def verdict(best: Plan | None, gpus: Sequence[GpuPlan]) -> str:
     assert theirs.nominal is not None
     figures = f"${theirs.nominal:,.2f} against ${ours.nominal:,.2f} for 1M tokens"
     if ours.overlaps(theirs):
-        return f"too close to call between {best.instance.name} and {gpu.instance}: {figures}{unproven}"
+        reason = "" if ours.high is not None else _MISSES.format(best.instance.name)
+        return f"too close to call between {best.instance.name} and {gpu.instance}: {figures}{reason}{unproven}"
     if theirs.nominal < ours.nominal:
         return f"a GPU is the better choice here: {gpu.instance}, {figures}{unproven}"
     return f"the better choice is {best.instance.name}: {gpu.instance} costs {figures}"

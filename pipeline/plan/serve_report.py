@@ -76,11 +76,12 @@ def money(dollars: float | None) -> str:
 
 
 def money_between(interval: Interval) -> str:
-    """$2.83 ($2.12 to $3.53)."""
+    """$2.83 ($2.12 to $3.53); a figure without an interval is alone."""
     if interval.nominal is None:
         return "unknown"
     high = money(interval.high) if interval.high is not None else "no limit"
-    return f"{money(interval.nominal)} ({money(interval.low)} to {high})"
+    nominal, low = money(interval.nominal), money(interval.low)
+    return nominal if low == nominal == high else f"{nominal} ({low} to {high})"
 
 
 def summary(plan: ServingPlan, comparison: GpuComparison, width: int) -> str:

@@ -20,6 +20,12 @@ from tests.artifact_store.samples import publish_verified, put
 from tests.build_report.world import BEGAN, NO_SPACE, TOO_LARGE, after, course, ends, matrix, over, results
 from tests.canary.samples import plan_with
 from tests.pages.rollout_records import store_rollout
+from tests.pipeline.command import nxpipe
+from tests.pipeline.conftest import BERT as BERT_CONFIG
+from tests.pipeline.conftest import write_model
+from tests.plan.test_assess import PORTFOLIO
+from tests.plan.test_serve_command import SMALL as SERVING_PLAN
+from tests.plan.test_training_command import SMALL as TRAINING_PLAN
 
 HOSTILE: Final = "</style><script>alert(1)</script>\"'<b>&amp; a-name-that-is-much-longer-than-a-phone-is-wide-x" * 2
 _ABOUT: Final = BuildHost(2, 8_000_000_000, "Linux x86_64", {"nxpipe": "0.1.0", "compiler": "ab" * 32})
@@ -39,6 +45,25 @@ def write_pages(folder: Path) -> list[Path]:
         (folder / f"{name}.html").write_bytes(data)
     export(site_of(folder / "store"), folder / "site")
     return sorted([*folder.glob("*.html"), *(folder / "site").rglob("*.html")])
+
+
+# Pages that commands write
+
+
+def write_command_pages(folder: Path) -> list[Path]:
+    """The pages of plans, an assessment and a profile, each written by its command."""
+    model = write_model(folder / "model", dict(BERT_CONFIG))
+    (folder / "portfolio.toml").write_text(PORTFOLIO)
+    commands = {
+        "plan-serve": (*SERVING_PLAN, "--gpu", "p5en.48xlarge"),
+        "plan-train": TRAINING_PLAN,
+        "assess": ("assess", "portfolio.toml"),
+        "profile": ("profile", "--model-id", str(model), "--weights", "random:0", "--buckets", "16,64"),
+    }
+    for name, words in commands.items():
+        answer = nxpipe(*words, "--html", f"{name}.html", cwd=folder)
+        assert answer.code == 0, answer.err
+    return [folder / f"{name}.html" for name in commands]
 
 
 # Reports of builds

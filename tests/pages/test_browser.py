@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from tests.pages.browser import Browser, browser, missing
-from tests.pages.samples import write_pages
+from tests.pages.samples import write_command_pages, write_pages
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -22,7 +22,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return write_pages(tmp_path_factory.mktemp("pages"))
+    return write_pages(tmp_path_factory.mktemp("pages")) + write_command_pages(tmp_path_factory.mktemp("commands"))
 
 
 def faults(tab: Browser, page: Path, width: int, *, dark: bool) -> list[str]:
