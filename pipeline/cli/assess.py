@@ -1,6 +1,5 @@
 """`nxpipe assess`: which models of a portfolio on GPUs should move to Neuron, which wait, and which stay."""
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,6 +7,7 @@ import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.text import page_width
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,5 +62,4 @@ def assess(console: Console, /, portfolio: Path, html_path: Path | None, markdow
     if console.json:
         console.data(document(found))
     else:
-        width = min(_WIDEST, shutil.get_terminal_size((_WIDEST, 24)).columns)
-        console.page(text_page(found, width))
+        console.page(text_page(found, page_width(_WIDEST, _WIDEST)))

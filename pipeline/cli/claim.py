@@ -1,6 +1,5 @@
 """`nxpipe claim`: whether a published claim about speed and cost can be true."""
 
-import shutil
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ import click
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.param_types import Amount, Count, PriceRegion
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.text import shown, style
+from nxpipe.pipeline.util.text import page_width, shown, style
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.plan.claims import ExaminedClaim
@@ -63,7 +62,7 @@ def claim(console: Console, /, files: tuple[Path, ...], **options: Any) -> None:
     if console.json:
         console.data([_document(each) for each in examined])
     else:
-        width = min(_WIDEST, shutil.get_terminal_size((_WIDEST, 24)).columns)
+        width = page_width(_WIDEST, _WIDEST)
         console.page("\n\n".join(_page(each, width) for each in examined))
 
 

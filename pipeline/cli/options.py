@@ -113,6 +113,14 @@ def require_emulator_options(ctx: click.Context) -> None:
             raise click.UsageError(f"--device and {option} cannot be combined: {option} is of the emulator", ctx)
 
 
+minute_option = click.option(
+    "--minute",
+    type=Choice(("1", "5", "10", "30", "60")),
+    default="60",
+    show_default=True,
+    metavar="SECONDS",
+    help="The length of a minute. Fewer than 60 seconds are for rehearsals: load balancers count per minute.",
+)
 without_evidence_option = click.option(
     "--without-evidence",
     "without",

@@ -1,7 +1,6 @@
 """`nxpipe plan`: the group, and `serve`: instances, fleets and money for a model that is served."""
 
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +17,7 @@ from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import InputInvalid
 from nxpipe.pipeline.util.files import write_whole
+from nxpipe.pipeline.util.text import page_width
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.config import Config
@@ -323,8 +323,7 @@ def _show(console: Console, found: "ServingPlan", comparison: "GpuComparison", e
     if console.json:
         console.data(document(found, comparison))
         return
-    width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 200))
-    console.page(summary(found, comparison, width))
+    console.page(summary(found, comparison, page_width(100)))
     if explained:
         console.page("\n" + explanation(found))
 

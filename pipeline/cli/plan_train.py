@@ -1,7 +1,6 @@
 """`nxpipe plan train`: layouts, instances, time and money of a training run."""
 
 import re
-import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +14,7 @@ from nxpipe.pipeline.config.prices import Purchase
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import InputInvalid
+from nxpipe.pipeline.util.text import page_width
 
 if TYPE_CHECKING:
     from nxpipe.emulator.hardware.instance import Instance
@@ -300,8 +300,7 @@ def _show(console: Console, found: "TrainingPlan", explained: bool) -> None:
     if console.json:
         console.data(document(found))
         return
-    width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 200))
-    console.page(summary(found, width))
+    console.page(summary(found, page_width(100)))
     if explained and (text := explanation(found)):
         console.page("\n" + text)
 

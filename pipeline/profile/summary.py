@@ -1,6 +1,5 @@
 """Summary of a profile for a terminal, and the difference of two programs."""
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -9,7 +8,7 @@ from nxpipe.pipeline.predict.constants import PREDICTED, THIS_PROGRAM
 from nxpipe.pipeline.profile.charts import time_text
 from nxpipe.pipeline.profile.programs import Identity, ProfiledProgram
 from nxpipe.pipeline.util.errors import InputInvalid
-from nxpipe.pipeline.util.text import for_terminal, human_bytes, style, table
+from nxpipe.pipeline.util.text import for_terminal, human_bytes, page_width, style, table
 
 if TYPE_CHECKING:
     from nxpipe.emulator.analysis.profile import PathShare, Profile
@@ -81,9 +80,8 @@ def _changes(program: ProfiledProgram) -> str:
         (f"-{change.gain:.0%}", f"{change.name}: {time_text(change.latency_ns * 1000)}", change.action)
         for change in program.changes
     ]
-    width = shutil.get_terminal_size((120, 24)).columns
     head = "changes that would help most, each an upper bound for its action alone:"
-    return f"{head}\n{table(('gain', 'if', 'action'), rows, width)}"
+    return f"{head}\n{table(('gain', 'if', 'action'), rows, page_width(120))}"
 
 
 # Differences

@@ -230,9 +230,9 @@ def folded(text: str, width: int, indent: str = "") -> list[str]:
     return [*lines, line.rstrip()]
 
 
-def page_width() -> int:
-    """Columns of a page of text: those of the screen, from 60 to 200; 80 where there is none."""
-    return min(max(screen_width() or 80, 60), 200)
+def page_width(default: int = 80, most: int = 200) -> int:
+    """Columns of a page of text: those of the screen, from 60 to `most`; `default` where there is none."""
+    return min(max(screen_width() or default, 60), most)
 
 
 def paragraph(text: str, width: int, *, first: str = "", others: str = "") -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import config_option
+from nxpipe.pipeline.cli.options import config_option, minute_option
 from nxpipe.pipeline.cli.param_types import Amount, Choice, Count, Share
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import MissingSoftware
@@ -82,14 +82,7 @@ def configured_plan(config_path: Path) -> "CanaryPlan":
 @click.command(cls=Command)
 @rps_option
 @base_error_option
-@click.option(
-    "--minute",
-    type=Choice(("1", "5", "10", "30", "60")),
-    default="60",
-    show_default=True,
-    metavar="SECONDS",
-    help="The length of a minute, as of nxpipe rollout start.",
-)
+@minute_option
 @click.option("--explain", is_flag=True, help="Add what the figures mean, and the method behind them.")
 @config_option
 @click.pass_obj

@@ -13,6 +13,7 @@ from nxpipe.pipeline.cli.options import (
     Label,
     config_option,
     key_option,
+    minute_option,
     require_reason,
     store_option,
     without_evidence_option,
@@ -41,14 +42,7 @@ if TYPE_CHECKING:
     help="Start even if the fleet runs the artifact already, or a rollout of it was rolled back.",
 )
 @click.option("--wait", is_flag=True, help="Wait until the rollout ends or needs an operator.")
-@click.option(
-    "--minute",
-    type=Choice(("1", "5", "10", "30", "60")),
-    default="60",
-    show_default=True,
-    metavar="SECONDS",
-    help="The length of a minute. Fewer than 60 seconds are for rehearsals: load balancers count per minute.",
-)
+@minute_option
 @click.option("--reason", type=REASON, default="", help="The reason, for the records.")
 @without_evidence_option
 @click.option("--actor", type=ACTOR, help="The identity, for the records.  [default: as for nxpipe promote]")
