@@ -16,7 +16,7 @@ Objects are fetched concurrently. An interrupted fetch resumes from the cache an
 import json
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -380,18 +380,27 @@ def _fetch_assembled(
         else:
             missing.append((path, whole))
     if isinstance(blobs, MirroredBlobs):
-        places: dict[str, list[str]] = {}  # of each content
-        for path, whole in missing:
-            places.setdefault(whole.content, []).append(path)
-        different = {whole.content: whole for _, whole in missing}.values()
-        adopting = [(whole, partial(filled.adopt_all, places[whole.content])) for whole in different]
-        blobs.assemble(adopting, filled.top, sent, flush=flush)
-        for path, whole in missing:
-            filled.note(path, whole.content)
+        _assemble_together(blobs, missing, filled, sent, flush)
     else:
         for path, whole in missing:
             filled.write(path, whole.content, partial(_write_assembled, blobs, whole, sent), flush=flush)
     return sum(_bytes_of(whole) for _, whole in missing)
+
+
+def _assemble_together(
+    blobs: MirroredBlobs, missing: Sequence[tuple[str, AssembledFile]], filled: Filled, sent: Sent, flush: bool
+) -> None:
+    """Assemble files concurrently; one that is at several paths is assembled once."""
+    paths: dict[str, list[str]] = {}  # of each content
+    for path, whole in missing:
+        if whole.content in paths:
+            sent(_bytes_of(whole))
+        paths.setdefault(whole.content, []).append(path)
+    different = {whole.content: whole for _, whole in missing}.values()
+    adopting = [(whole, partial(filled.adopt_all, paths[whole.content])) for whole in different]
+    blobs.assemble(adopting, filled.top, sent, flush=flush)
+    for path, whole in missing:
+        filled.note(path, whole.content)
 
 
 def _bytes_of(whole: AssembledFile) -> int:

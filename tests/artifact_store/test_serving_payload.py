@@ -3,6 +3,7 @@
 import json
 import struct
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from hypothesis import given
@@ -12,14 +13,14 @@ from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.bundle.archive import Bundled, export_artifact
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.difference import ManifestDifference
-from nxpipe.artifact_store.errors import InvalidDocument
+from nxpipe.artifact_store.errors import InvalidDocument, StoreUnavailable
 from nxpipe.artifact_store.fetch.folder import fetch, size_of
 from nxpipe.artifact_store.fetch.read_cache import ReadCache
 from nxpipe.artifact_store.layout import blob_path
 from nxpipe.artifact_store.maintenance.collection import Rules, apply_plan, fsck, plan
 from nxpipe.artifact_store.manifest import File, Manifest, ServingPayload, SharedFile
 from nxpipe.artifact_store.weights import Elements, put_weights
-from tests.artifact_store.afar import afar
+from tests.artifact_store.afar import afar, counting
 from tests.artifact_store.samples import Folder, folder, put, tree
 from tests.artifact_store.test_upkeep import PASSED
 
@@ -92,6 +93,82 @@ def test_a_shared_file_is_fetched_byte_for_byte(
     assert (root / "to/serving/vllm-nxdi/model/model.safetensors").read_bytes() == safetensors(
         {**tensors, "large": LARGE}
     )[1]
+
+
+def with_shards(store: Store, count: int, name: str = "vllm-nxdi") -> tuple[Manifest, dict[str, bytes]]:
+    """A payload of several safetensors files with a large tensor each, and the bytes of each file."""
+    payload, wholes = with_payload(store, {"embed": LARGE}, name).serving[0], {}
+    shards = []
+    for number in range(count):
+        tensors = {f"layer.{number}": bytes([number]) + LARGE}
+        head, whole = safetensors(tensors)
+        elements = [Elements(key, "uint8", (len(data),), memoryview(data)) for key, data in tensors.items()]
+        path = f"model/model-{number}.safetensors"
+        shards.append(SharedFile(path=path, head=store.put_blob(head), tensors=put_weights(store.blobs, elements)))
+        wholes[path] = whole
+    return put(store).model_copy(update={"serving": (payload.model_copy(update={"shared": tuple(shards)}),)}), wholes
+
+
+@pytest.mark.parametrize("with_cache", [True, False])
+def test_the_shards_of_a_payload_are_received_at_the_same_time(
+    ours: Folder, tmp_path: Path, *, with_cache: bool
+) -> None:
+    manifest, wholes = with_shards(ours.store, 4)
+    tensors = {blob_path(file.tensors[0].blob) for file in manifest.serving[0].shared}
+    together, backend = Barrier(4, timeout=60), counting(ours.backend)
+    backend.before_read = lambda path, start: together.wait() if path in tensors else None
+    cache = ReadCache(tmp_path / "cache") if with_cache else None
+    received: list[int] = []
+    fetch(afar([backend], cache).blobs, manifest, tmp_path / "served", received.append)
+    assert sum(received) == size_of(manifest)
+    for path, whole in wholes.items():
+        assert (tmp_path / "served/serving/vllm-nxdi" / path).read_bytes() == whole
+
+
+@pytest.mark.parametrize("with_cache", [True, False])
+def test_a_file_of_two_payloads_is_received_once(ours: Folder, tmp_path: Path, *, with_cache: bool) -> None:
+    manifest = with_payload(ours.store, {"embed": LARGE, "norm": SMALL})
+    (payload,) = manifest.serving
+    other = payload.model_copy(update={"name": "vllm-neuron"})
+    manifest = manifest.model_copy(update={"serving": (payload, other)})
+    backend, received = counting(ours.backend), list[int]()
+    fetch(
+        afar([backend], ReadCache(tmp_path / "cache") if with_cache else None).blobs,
+        manifest,
+        tmp_path / "served",
+        received.append,
+    )
+    assert [path for path, _ in backend.reads].count(blob_path(payload.shared[0].tensors[0].blob)) == 1
+    assert sum(received) == size_of(manifest)
+    for name in ("vllm-nxdi", "vllm-neuron"):
+        whole = (tmp_path / "served/serving" / name / "model/model.safetensors").read_bytes()
+        assert whole == safetensors({"embed": LARGE, "norm": SMALL})[1]
+
+
+@pytest.mark.parametrize("with_cache", [True, False])
+def test_after_the_failure_of_one_shard_no_other_comes_again(ours: Folder, tmp_path: Path, *, with_cache: bool) -> None:
+    manifest, wholes = with_shards(ours.store, 4)
+    tensors = [blob_path(file.tensors[0].blob) for file in manifest.serving[0].shared]
+    backend, others = counting(ours.backend), Barrier(4, timeout=60)
+
+    def fail_the_last(path: str, start: int) -> None:
+        if path in tensors:
+            others.wait()
+        if path == tensors[3]:
+            raise StoreUnavailable("cut off")
+
+    backend.before_read = fail_the_last
+    cache = ReadCache(tmp_path / "cache") if with_cache else None
+    blobs = afar([backend], cache).blobs
+    with pytest.raises(StoreUnavailable, match="cut off"):
+        fetch(blobs, manifest, tmp_path / "served")
+    backend.before_read = lambda path, start: None
+    backend.reads.clear()
+    fetch(blobs, manifest, tmp_path / "served")
+    assert [path for path, _ in backend.reads if path in tensors] == [tensors[3]]
+    for path, whole in wholes.items():
+        assert (tmp_path / "served/serving/vllm-nxdi" / path).read_bytes() == whole
+    assert not list((tmp_path / "served").rglob("*.part"))
 
 
 def test_a_folder_has_the_contract_and_the_files_beneath_it(ours: Folder, made: Manifest, tmp_path: Path) -> None:
