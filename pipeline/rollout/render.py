@@ -188,11 +188,11 @@ def _regression(progress: StepProgress) -> str:
     left = progress.until_rollback
     if progress.regression >= 1 or left is None:
         return evidence
-    return (
-        f"{evidence}; {_time(left, progress.limit)}"
-        if left.chance >= 0.5
-        else f"{evidence}; not expected to grow to it"
-    )
+    if left.chance < 0.5:
+        return f"{evidence}; not expected to grow to it"
+    # The latest time only: many rollbacks come before the range, since a regression may prove itself in a minute.
+    within = f"the {progress.limit} min left" if left.latest is None else f"{left.latest} min"
+    return f"{evidence}, likely within {within}"
 
 
 def _time(left: TimeLeft | None, limit: int) -> str:
