@@ -41,13 +41,11 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.serving.inference import (
         Classification,
         ExtractedAnswer,
-        GeneratedText,
         LabelledToken,
         LoadedModel,
         MaskFill,
-        SamplingKeywords,
-        TextStream,
     )
+    from nxpipe.pipeline.serving.text_generation import GeneratedText, SamplingKeywords, TextStream
     from nxpipe.pipeline.util.errors import (
         AwsError,
         BuildRefused,
@@ -71,10 +69,8 @@ _HOMES = {
     ),
     "store": ("Artifact", "ArtifactProgram", "Channel", "ChannelGeneration", "Store", "open_store"),
     "results": ("ArtifactDifference", "Bench", "CapacityPlan", "Explanation", "Profile", "Verification"),
-    "pipeline.serving.inference": (
-        *("Classification", "ExtractedAnswer", "GeneratedText", "LabelledToken", "LoadedModel", "MaskFill"),
-        *("SamplingKeywords", "TextStream"),
-    ),
+    "pipeline.serving.inference": (*("Classification", "ExtractedAnswer", "LabelledToken", "LoadedModel", "MaskFill"),),
+    "pipeline.serving.text_generation": ("GeneratedText", "SamplingKeywords", "TextStream"),
     "pipeline.build.plan": ("BuildPlan",),
     "pipeline.check.report": ("CheckReport:Report",),
     "pipeline.verify.comparison": ("Comparison",),

@@ -21,9 +21,9 @@ from nxpipe.pipeline.util.files import MiB
 from nxpipe.pipeline.verify.execution import ExecutionOptions
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.serving.inference import TextGenerator
     from nxpipe.pipeline.serving.model import ServingModel
     from nxpipe.pipeline.serving.sampling import SamplingParams
+    from nxpipe.pipeline.serving.text_generation import TextGenerator
 
 _LARGEST_INPUT: Final = MiB
 _PROMPT: Final = "> "
@@ -122,7 +122,7 @@ def answer_texts(
     system: str | None = None,
 ) -> None:
     """Answer each prompt by itself; without one, the prompt on stdin, or the messages of a conversation."""
-    from nxpipe.pipeline.serving.inference import TextGenerator
+    from nxpipe.pipeline.serving.text_generation import TextGenerator
 
     generator = _Generator(TextGenerator(model, model.scheduler(smallest=True)), params, console)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system is not None else []

@@ -16,11 +16,12 @@ from PIL import Image
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.pipeline.serving.images import SETTINGS, ImageProcessor
-from nxpipe.pipeline.serving.inference import LoadedModel, TextGenerator
+from nxpipe.pipeline.serving.inference import LoadedModel
 from nxpipe.pipeline.serving.model import ServingModel
 from nxpipe.pipeline.serving.sampling import SamplingParams
 from nxpipe.pipeline.serving.scheduler import Scheduler
 from nxpipe.pipeline.serving.text import TOKENIZER
+from nxpipe.pipeline.serving.text_generation import TextGenerator
 from nxpipe.pipeline.util.errors import InputInvalid, PromptTooLong
 from tests.serving import checkpoints, decoders
 
