@@ -83,13 +83,20 @@ def claims(repository: Repository) -> None:
     shutil.copy(ROOT / "docs/claims.toml", repository.folder / "docs")
 
 
+def portfolio(repository: Repository) -> None:
+    """The file of the page's own block."""
+    text = (ROOT / "docs/guides/planning.md").read_text()
+    (block,) = re.findall(r"```toml\n(# portfolio\.toml\n.*?)```", text, re.DOTALL)
+    (repository.folder / "portfolio.toml").write_text(block)
+
+
 GIVEN: Final[dict[str, Callable[[Repository], None]]] = {
     "docs/claims.md": claims,
     "docs/getting-started.md": bert,
     "docs/guides/debug-accuracy.md": classifiers,
     "docs/guides/debug-speed.md": classifiers,
     "docs/guides/models.md": nothing,
-    "docs/guides/planning.md": nothing,
+    "docs/guides/planning.md": portfolio,
     "docs/guides/serving.md": llama,
     "docs/guides/sharing.md": bucket,
     "docs/reference/configuration.md": nothing,

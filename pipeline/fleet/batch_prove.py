@@ -21,6 +21,7 @@ from nxpipe.pipeline.config.prices import load_prices
 from nxpipe.pipeline.models.thresholds import Thresholds, faults_of
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.aws import client, convert_sdk_errors, error_code
+from nxpipe.pipeline.util.console import reported_error
 from nxpipe.pipeline.util.errors import (
     AwsError,
     BuildRefused,
@@ -42,7 +43,6 @@ Report = Callable[[str], None]
 
 _GIB: Final = 1024**3
 _DIGEST: Final = re.compile(r'\s*"evidence": "([0-9a-f]{64})",?')
-_ERROR: Final = "Error: "
 _TOO_LONG: Final = "Job attempt duration exceeded timeout"
 _OUT_OF_MEMORY: Final = "OutOfMemory"
 # A failure of the job is one of this command, with the same exit code.
@@ -225,9 +225,7 @@ class ProofJob:
         except BaseException:
             self._terminate()
             raise
-        self._read_rest(
-            done=_DIGEST.fullmatch if job["status"] == "SUCCEEDED" else lambda line: line.startswith(_ERROR)
-        )
+        self._read_rest(done=_DIGEST.fullmatch if job["status"] == "SUCCEEDED" else reported_error)
         if job["status"] != "SUCCEEDED":
             raise self._failure(job)
         return self._lines
@@ -291,7 +289,7 @@ class ProofJob:
     def _note(self, line: str) -> None:
         self._lines.append(line)
         self._in_document = self._in_document or line == "{"
-        if not self._in_document and not line.startswith(_ERROR):
+        if not self._in_document and reported_error(line) is None:
             self._report(f"  {line}")
 
     def _read_rest(self, done: Callable[[str], object]) -> None:
@@ -307,7 +305,7 @@ class ProofJob:
         container = job.get("container", {})
         code, status, reason = container.get("exitCode"), job.get("statusReason", ""), container.get("reason", "")
         where = f"job {self._id} on {self._queue.type}"
-        sentences = [line.removeprefix(_ERROR) for line in self._lines if line.startswith(_ERROR)]
+        sentences = list(filter(None, map(reported_error, self._lines)))
         if status.startswith(_TOO_LONG):
             return NotReady(
                 f"{where} ran for {self._queue.seconds} s, its limit; allow more in `time_limit` of [prove]"

@@ -1,5 +1,6 @@
 """The console of a command: results on stdout, progress and errors on stderr, colour on terminals only."""
 
+import json
 import os
 import sys
 import time
@@ -143,6 +144,19 @@ def _error_document(code: ExitCode, lines: Sequence[str], see: str | None) -> di
     hint = f"See `{see}`; nothing was changed." if see else code.remedy
     document = {"exit_code": code.number, "name": code.name, "message": lines[0], "hint": hint}
     return document | ({"details": list(lines[1:])} if len(lines) > 1 else {})
+
+
+def reported_error(line: str) -> str | None:
+    """The message of an error that a command printed as this line of stderr, with --json or without; None for another
+    line."""
+    if line.startswith("Error: "):
+        return line.removeprefix("Error: ")
+    try:
+        document = json.loads(line)
+    except ValueError:
+        return None
+    error = document.get("error") if isinstance(document, dict) else None
+    return str(error["message"]) if isinstance(error, dict) and "message" in error else None
 
 
 class Guarded:

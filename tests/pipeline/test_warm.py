@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nxpipe.artifact_store.evidence import DEVICE
+from nxpipe.pipeline.util.console import reported_error
 from nxpipe.pipeline.util.exit_codes import EXECUTABLE, NOT_READY, OK, VERIFICATION
 from nxpipe.pipeline.verify import prove, warm
 from nxpipe.pipeline.verify.execution import RunnableProgram
@@ -71,7 +72,7 @@ def test_a_defect_of_a_core_stops_the_artifact_in_one_sentence(
 ) -> None:
     device(defect=defect, **({} if rank is None else {"defect_rank": rank}))
     answer = nxpipe(*WARM, "--limit", "3")
-    (sentence,) = [line for line in answer.err.splitlines() if line.startswith("Error: ")]
+    (sentence,) = filter(None, map(reported_error, answer.err.splitlines()))
     assert (answer.code, said in sentence) == (getattr(code, "number", None), True), answer.err
 
 

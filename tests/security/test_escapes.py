@@ -350,12 +350,17 @@ def _commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[
 
 
 _PERIODS: Final = "monitor.json"  # a configuration of neuron-monitor
-_SOONEST: Final = {"--once": ["--once"], "--period": ["--period", "0.1"], "--config-file": ["--config-file", _PERIODS]}
+_SOONEST: Final = {
+    "--once": ["--once"],
+    "--period": ["--period", "0.1"],
+    "--config-file": ["--config-file", _PERIODS],
+    "--export": ["--export", "pages"],
+}
 
 
 def _hostile_words(command_: click.Command) -> Iterator[list[str]]:
     """The hostile text as all arguments, and with each option in turn. A command that reports without end, once, after
-    its shortest period."""
+    its shortest period; one that serves a store, an empty folder."""
     arguments = [EVIL for param in command_.params if isinstance(param, click.Argument)]
     for param in command_.params:
         arguments += next((words for name, words in _SOONEST.items() if name in param.opts), [])

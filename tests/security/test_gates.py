@@ -99,8 +99,7 @@ def evidence() -> Evidence:
 def test_thresholds_of_a_builders_own_environment_are_theirs_and_are_told(here: Path, nxpipe: InProcess) -> None:
     """Built by the fixture. What they were is in the evidence; the artifact is the same under any."""
     assert evidence().limits.min_cosine == 0.5
-    shown = nxpipe("store", "show", "tiny").out.split()
-    assert shown[shown.index("limits.min_cosine") + 1] == "0.5"
+    assert "limits: min_cosine 0.5" in nxpipe("store", "show", "tiny").out
 
 
 COMMANDS: Final = (
@@ -288,7 +287,8 @@ def test_only_what_was_approved_is_released(here: Path, nxpipe: InProcess, monke
 @pytest.mark.parametrize(
     ("slower", "code"),
     [
-        pytest.param("1000000%", OK, marks=attempt("R080")),
+        pytest.param("10000%", OK),
+        pytest.param("1000000%", USAGE, marks=attempt("R080")),
         pytest.param("$(touch PWNs)", USAGE, marks=attempt("R081")),
         pytest.param("5%\n--skip=sign", USAGE, marks=attempt("R082")),
         pytest.param("-5%", USAGE, marks=attempt("R083")),

@@ -141,10 +141,11 @@ class _Watchdog:
         del self._deadlines[rank]
 
     def note_silence(self) -> None:
-        """Note the ranks that have not reported in time."""
+        """Note the ranks that have not reported in time, and those that soon would not: ranks wait for each other in
+        collectives, and the first to be late may not be the one that hangs."""
         now = time.monotonic()
-        late = [rank for rank, deadline in self._deadlines.items() if deadline <= now]
-        if late:
+        if any(deadline <= now for deadline in self._deadlines.values()):
+            late = [rank for rank, deadline in self._deadlines.items() if deadline <= now + self._limit / 4]
             steps = "; ".join(f"rank {rank} since it began to {self._steps[rank]!r}" for rank in late)
             self.faults.append(
                 RankHung(

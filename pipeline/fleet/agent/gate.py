@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nxpipe.emulator.hardware import INSTANCES, Instance
 from nxpipe.pipeline.config.device_measures import GENERATED_TOKENS
 from nxpipe.pipeline.fleet.agent.watch import TOKEN_COUNTERS
+from nxpipe.pipeline.util.console import reported_error
 from nxpipe.pipeline.util.errors import NotReady, cause_of
 
 if TYPE_CHECKING:
@@ -120,8 +121,8 @@ def require_golden_answers(
         ) from late
     sys.stderr.write(done.stderr)
     if done.returncode:
-        *_, last = [line for line in done.stderr.splitlines() if line.strip()] or ["it printed nothing"]
-        raise NotReady(f"the golden inputs stop the artifact: {last.removeprefix('nxpipe: ').strip()}")
+        *_, last = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["it printed nothing"]
+        raise NotReady(f"the golden inputs stop the artifact: {reported_error(last) or last}")
     return str(json.loads(done.stdout)["sentence"])
 
 
