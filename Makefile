@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 20
 
-.PHONY: help setup demo demo-rollout demo-serve demo-hardware test test-nightly test-localaws check audit load cloud-up docs site lock bench clean
+.PHONY: help setup demo demo-rollout demo-serve demo-hardware test test-samples test-nightly test-localaws check audit load cloud-up docs site lock bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -50,6 +50,9 @@ PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
 
 test: setup  ## run the commit tier of the tests, which CI runs
 	$(PYTEST)
+
+test-samples: setup  ## run the commit tier with all cases of its samples: half an hour, before a large change lands
+	$(PYTEST) --all-samples
 
 test-nightly: setup  ## run all tests, with the slow sweeps and more examples; PART=3/8 runs the third of eight parts
 	$(PYTEST) -m "" --hypothesis-profile=nightly $(if $(PART),--part=$(PART))

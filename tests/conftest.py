@@ -39,6 +39,7 @@ gc.disable()  # until the end of the collection: the garbage collector would sca
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers", "tiers of tests (docs/testing.md)")
     group.addoption("--sample", metavar="COMMIT", help="run the cases and examples that this commit samples")
+    group.addoption("--all-samples", action="store_true", help="run all cases of sampled tests")
     group.addoption("--part", metavar="K/N", help="run the K-th of N parts of the tests")
 
 
@@ -63,7 +64,8 @@ def _use_memory(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
-    mark_unsampled(items, config.stash[_SAMPLE])
+    if not config.getoption("--all-samples"):
+        mark_unsampled(items, config.stash[_SAMPLE])
     yield  # -m selects
     part = config.getoption("--part")
     if part is not None:

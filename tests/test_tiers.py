@@ -56,6 +56,11 @@ def test_as_many_successive_commits_as_a_sample_has_parts_run_every_case_once(mo
         assert {name.partition("[")[2][0] for name in run if "[" in name} == {"0", "1", "2"}  # each value of c
 
 
+def test_all_samples_are_all_cases_of_the_commit_tier(module: Path) -> None:
+    every = selected(module, "-m", "")
+    assert selected(module, "-m", "not slow", "--all-samples") == [name for name in every if name != "test_slow"]
+
+
 def test_a_commit_always_runs_the_same_cases(module: Path) -> None:
     one, again = (selected(module, "-m", "not slow", "--sample", "0123abcd" + more) for more in ("", "ef" * 16))
     assert one == again != []

@@ -80,6 +80,7 @@ def test_attention_is_what_fast_makes_of_it_in_many_forms(row: Row) -> None:
     sweep(row, 200)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("load", [512, 8192], ids=["pieces", "whole"])
 @pytest.mark.parametrize("row", FEW_ROWS, ids=lambda row: row.name)
 def test_attention_of_few_rows_is_what_fast_makes_of_it(monkeypatch: pytest.MonkeyPatch, row: Row, load: int) -> None:
@@ -121,6 +122,7 @@ def _online(probabilities: DType, values: Array) -> float:
     return float(unit(np.ones(()), probabilities)) * float(np.abs(values).max(initial=0))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("pieces", list(_PIECES))
 @pytest.mark.parametrize("probabilities", [BF16, DType.FLOAT32])
 @pytest.mark.parametrize("causal", [False, True])
@@ -148,6 +150,7 @@ def _mask_of(draw: Draw, rows: int, keys: int) -> Given:
     return Given(np.where(seen, added, np.float32(lowest)), DType.FLOAT32)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "reals"])
 @pytest.mark.parametrize("pieces", list(_PIECES))
 def test_an_online_softmax_is_what_fast_makes_of_it(monkeypatch: pytest.MonkeyPatch, pieces: str, whole: bool) -> None:
