@@ -21,7 +21,7 @@ from nxpipe.emulator.hardware import INSTANCES, Instance
 from nxpipe.pipeline.config.prices import HOURS_A_MONTH, Prices, Purchase
 from nxpipe.pipeline.plan.candidates import instances_of
 from nxpipe.pipeline.plan.gpus import Migration
-from nxpipe.pipeline.plan.serve import UNAVAILABLE, Interval, Objective, ServingDemand, ServingPlan, fleet_of
+from nxpipe.pipeline.plan.serve import UNAVAILABLE, Interval, Objective, ServingDemand, ServingPlan, fleet_of, with_ends
 from nxpipe.pipeline.plan.traffic import LengthDistribution, Traffic
 from nxpipe.pipeline.predict.architectures import architecture
 from nxpipe.pipeline.predict.constants import predict
@@ -411,14 +411,14 @@ def _saved(saved: Interval) -> str:
 
 
 def dollars_of(interval: Interval) -> str:
-    """An interval of dollars in words; a figure without an interval is alone."""
+    """An interval of dollars in words."""
     if interval.nominal is None:
         return "unknown"
     nominal, low, high = (
         "no limit" if end is None else f"{'-' if end < 0 else ''}${abs(end):,.0f}"
         for end in (interval.nominal, interval.low, interval.high)
     )
-    return nominal if low == nominal == high else f"{nominal} ({low} to {high})"
+    return with_ends(nominal, low, high)
 
 
 def _traffic(workload: Workload) -> Traffic:

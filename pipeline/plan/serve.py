@@ -63,6 +63,11 @@ class Interval:
         return {"nominal": self.nominal, "low": self.low, "high": self.high}
 
 
+def with_ends(nominal: str, low: str, high: str) -> str:
+    """A figure with its ends in words; one without an interval is alone."""
+    return nominal if low == nominal == high else f"{nominal} ({low} to {high})"
+
+
 @dataclass(frozen=True)
 class Objective:
     """A time that a share of the requests must not exceed."""

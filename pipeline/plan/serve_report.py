@@ -9,7 +9,7 @@ from typing import Any, Final
 from nxpipe.pipeline.config.prices import Prices, Purchase
 from nxpipe.pipeline.plan.candidates import Candidate
 from nxpipe.pipeline.plan.gpus import BreakEven, GpuMeasurement, GpuPlan, Migration, break_even, gpu_plans, verdict
-from nxpipe.pipeline.plan.serve import Interval, Plan, ServingDemand, ServingPlan
+from nxpipe.pipeline.plan.serve import Interval, Plan, ServingDemand, ServingPlan, with_ends
 from nxpipe.pipeline.predict.constants import PREDICTED, Prediction, predict
 from nxpipe.pipeline.predict.measurements import Configuration
 from nxpipe.pipeline.predict.work import NotPredicted
@@ -80,8 +80,7 @@ def money_between(interval: Interval) -> str:
     if interval.nominal is None:
         return "unknown"
     high = money(interval.high) if interval.high is not None else "no limit"
-    nominal, low = money(interval.nominal), money(interval.low)
-    return nominal if low == nominal == high else f"{nominal} ({low} to {high})"
+    return with_ends(money(interval.nominal), money(interval.low), high)
 
 
 def summary(plan: ServingPlan, comparison: GpuComparison, width: int) -> str:
