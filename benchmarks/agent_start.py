@@ -6,8 +6,9 @@ FOLDER is new, on the file system to be measured, with space for twice the bytes
 shape of an 8B Llama, of random bytes, as the payload of a foreign runtime: four safetensors files, stored by tensor. An
 S3 server of this machine holds it (benchmarks/s3_server.py). `nxpipe agent run` fetches it, lays it out and starts a
 server that is ready at once; it ends with READY=1 to systemd's socket, where the lifecycle hook is completed. s5cmd
-copies the same objects into a folder of the same file system. Both alternate. Before each run, what was written is
-flushed and removed, and the objects are dropped from the page cache.
+copies the same objects into a folder of the same file system. Both alternate, and so does which of them is first, after
+a copy that is not counted. Before each run, what was written is flushed and removed, and the objects are dropped from
+the page cache.
 
 A real agent flushes what it fetched before it says so; s5cmd does not, so `s5cmd + sync` has the flush added.
 """
@@ -306,10 +307,12 @@ def measure(folder: Path, gib: float, runs: int, rate: float | None, s5cmd: str)
             os.environ.update(environment)
             bench = Bench(folder, environment, url, s5cmd, publish(open_store(url), gib))
             agents, copies, loads = [], [], []
+            bench.copy()  # not counted: a virtual machine gets its memory from the host on first use
             for number in range(runs):
                 loads.append(os.getloadavg()[0])
-                agents.append(bench.agent())
-                copies.append(bench.copy())
+                steps = [lambda: agents.append(bench.agent()), lambda: copies.append(bench.copy())]
+                for step in steps if number % 2 else reversed(steps):
+                    step()
                 print(f"run {number + 1}: load {loads[-1]:.1f}, {agents[-1]}, s5cmd {copies[-1]}", file=sys.stderr)
     finally:
         shutil.rmtree(folder)

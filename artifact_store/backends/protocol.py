@@ -147,22 +147,14 @@ class ListedObject:
     modified: float
 
 
-class Sink(Protocol):
-    """A file that bytes are written to at their offsets."""
-
-    def write(self, data: bytes | memoryview, offset: int) -> None: ...
-
-    def splice(self, pipe: int, size: int, offset: int) -> None:
-        """Move bytes from a pipe into the file, within the kernel."""
-
-
 @runtime_checkable
-class ReadsIntoFiles(Protocol):
-    """A backend that moves the bytes of an object into a file without a copy in this process, where the system can."""
+class ReadsViews(Protocol):
+    """A backend that receives all parts of an object in one buffer, which saves an allocation and a copy of each."""
 
-    def read_into(self, path: str, start: int, stop: int, sink: Sink, offset: int, limit: int) -> Iterator[int] | None:
-        """As `read`, but the bytes are written at an offset of a file, at most `limit` of them. Yields the size of each
-        part, after it was written."""
+    def read_views(self, path: str, start: int, stop: int, at: int) -> Iterator[bytes | memoryview] | None:
+        """As `read`, but a part is valid only until the next one, which may overwrite it. `at` is the offset of `start`
+        in the file that they are written to. Where they can, parts end at multiples of 2 MiB of that file: the kernel
+        then takes one page of 2 MiB from its cache for each, not 512 small ones."""
 
 
 class Backend(Protocol):

@@ -19,7 +19,6 @@ from nxpipe.artifact_store.backends.protocol import (
     Payload,
     Probe,
     Sent,
-    Sink,
     Stat,
     ignore_progress,
 )
@@ -41,7 +40,7 @@ from nxpipe.artifact_store.backends.s3_client import (
     unavailable,
     unknown,
 )
-from nxpipe.artifact_store.backends.s3_connection import Body, Interrupted, Window, opened, write_chunks
+from nxpipe.artifact_store.backends.s3_connection import Body, Interrupted, Window, opened
 from nxpipe.artifact_store.backends.s3_multipart import (
     IN_PARTS_ABOVE,
     MAX_BLOB_BYTES,
@@ -144,6 +143,7 @@ def _seconds(time: datetime) -> float:
 
 T = TypeVar("T")
 R = TypeVar("R")
+P = TypeVar("P", bytes, bytes | memoryview)
 
 _PROOF_HOLDS: Final = 3600.0  # seconds; younger objects are not collected
 MAX_COPY_BYTES: Final = 5 * 1024**3  # limit of one CopyObject
@@ -206,20 +206,14 @@ class Bucket:
         self, path: str, start: int = 0, stop: int | None = None, *, tag: str | None = None
     ) -> Iterator[bytes] | None:
         answer = self._get(path, start, stop, listing.etag_of(tag) if tag else None)
-        return None if answer is None else self._parts(path, answer, start, stop, _chunks, len)
+        return None if answer is None else self._parts(path, answer, start, stop, _chunks)
 
-    def read_into(self, path: str, start: int, stop: int, sink: Sink, offset: int, limit: int) -> Iterator[int] | None:
+    def read_views(self, path: str, start: int, stop: int, at: int) -> Iterator[bytes | memoryview] | None:
+        def views(body: Any, position: int) -> Iterator[bytes | memoryview]:
+            return body.views(at + position - start) if isinstance(body, Body) else _chunks(body, position)
+
         answer = self._get(path, start, stop, None)
-        if answer is None:
-            return None
-
-        def write(body: Any, position: int) -> Iterator[int]:
-            at, left = offset + position - start, limit - (position - start)
-            if isinstance(body, Body):
-                return body.move_to(sink, at, left)
-            return write_chunks(_chunks(body, position), sink, at, left)
-
-        return self._parts(path, answer, start, stop, write, int)
+        return None if answer is None else self._parts(path, answer, start, stop, views)
 
     def stat(self, path: str) -> Stat | None:
         head = self._place.head(path)
@@ -388,9 +382,8 @@ class Bucket:
         answer: Mapping[str, Any] | None,
         start: int,
         stop: int | None,
-        parts: Callable[[Any, int], Iterator[T]],
-        size_of: Callable[[T], int],
-    ) -> Iterator[T]:
+        parts: Callable[[Any, int], Iterator[P]],
+    ) -> Iterator[P]:
         """The parts of a body from a position on; after an interrupted response the rest of the same version is
         requested."""
         for attempt in attempts():
@@ -402,7 +395,7 @@ class Bucket:
             try:
                 with closing(answer["Body"]) as body:
                     for part in parts(body, start):
-                        start += size_of(part)
+                        start += len(part)
                         yield part
                 return
             except FAULTS as error:

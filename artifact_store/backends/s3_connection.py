@@ -1,6 +1,5 @@
 """Persistent HTTPS connections to one server, a strict parser of its responses, and request bodies read in chunks."""
 
-import fcntl
 import io
 import os
 import re
@@ -8,9 +7,10 @@ import select
 import socket
 import ssl
 import threading
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ from weakref import finalize
 from botocore.exceptions import IncompleteReadError, ResponseStreamingError
 
 from nxpipe.artifact_store.backends.files import os_errors
-from nxpipe.artifact_store.backends.protocol import CHUNK, Payload, Sent, Sink
+from nxpipe.artifact_store.backends.protocol import Payload, Sent
 from nxpipe.artifact_store.errors import Changed
 
 
@@ -117,6 +117,8 @@ class Window:
 _LONGEST_LINE: Final = 64 * 1024
 _MOST_LINES: Final = 100
 _LONGEST_ERROR: Final = 64 * 1024
+_BUFFER: Final = 2 * 1024**2  # bytes of a part of a body: a large page of the kernel
+_PATIENCE: Final = 1.0  # seconds in which a part is filled: progress and Ctrl-C do not wait longer
 _REFUSED: Final = 300  # and above
 _NO_BODY: Final = (204, 304)
 _CHUNK_SIZE: Final = re.compile(rb"([0-9a-fA-F]{1,8})(?:;[^\r]*)?\r\n")
@@ -187,7 +189,6 @@ class Connection:
             self._socket.close()
             raise
         self._file = self._socket.makefile("rb")
-        self._timeout = server.read_timeout
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
 
@@ -210,19 +211,6 @@ class Connection:
         if not body.left:
             body.finish()
         return Answer(status, headers, body, error)
-
-    @property
-    def can_splice(self) -> bool:
-        """True if the bytes of a response can stay in the kernel: those of TLS have to be decrypted here."""
-        return hasattr(os, "splice") and not isinstance(self._socket, ssl.SSLSocket)
-
-    def splice_to(self, pipe: int, size: int) -> int:
-        """Move what has arrived into an empty pipe, at most `size` bytes; 0 if the server has closed the connection."""
-        while True:
-            with suppress(BlockingIOError):  # the socket does not block, because it has a timeout
-                return os.splice(self._socket.fileno(), pipe, size)
-            if not self._poll.poll(self._timeout * 1000):
-                raise TimeoutError("timed out")
 
     def release(self) -> None:
         self._idle.append(self)
@@ -295,36 +283,34 @@ class Body:
                 self.finish()
             yield chunk
 
-    def move_to(self, sink: Sink, offset: int, limit: int) -> Iterator[int]:
-        """Write the body at an offset of a file, at most `limit` bytes, and yield the size of each part. Bytes without
-        TLS go from the socket to the file through a pipe, and are copied once instead of twice."""
-        done = 0
-        if self._connection is not None and self._connection.can_splice:
-            for size in self._spliced(self._connection, sink, offset, min(limit, self.left)):
-                done += size
-                yield size
-        yield from write_chunks(self.iter_chunks(CHUNK), sink, offset + done, limit - done)
+    def views(self, at: int) -> Iterator[memoryview]:
+        """The body in parts, which are views of one buffer and hold until the next one. They end at multiples of the
+        buffer's size in a file that gets the body at offset `at`, or after a second with a slow server."""
+        buffer = memoryview(bytearray(min(_BUFFER, self.left)))
+        while self.left:
+            part = buffer[: self._fill(buffer[: min(self.left, _BUFFER - at % _BUFFER)])]
+            at += len(part)
+            self.left -= len(part)
+            if not part:
+                raise IncompleteReadError(actual_bytes=self._size - self.left, expected_bytes=self._size)
+            if not self.left:
+                self.finish()
+            yield part
 
-    def _spliced(self, connection: Connection, sink: Sink, offset: int, size: int) -> Iterator[int]:
-        done = reported = 0
-        with _pipe() as (outlet, inlet):
-            while done < size:
-                try:
-                    # What has arrived with the headers is in the buffer of the file object; then it is empty.
-                    early = b"" if done else self._file.read(min(len(self._file.peek()), size))
-                    moved = len(early) or connection.splice_to(inlet, min(CHUNK, size - done))
-                except (OSError, ValueError) as error:
-                    raise ResponseStreamingError(error=error) from error
-                self.left -= moved
-                if not moved:
-                    raise IncompleteReadError(actual_bytes=self._size - self.left, expected_bytes=self._size)
-                sink.write(early, offset) if early else sink.splice(outlet, moved, offset + done)
-                done += moved
-                if done - reported >= CHUNK or done == size:
-                    if not self.left:
-                        self.finish()
-                    yield done - reported
-                    reported = done
+    def _fill(self, buffer: memoryview) -> int:
+        """The number of bytes that were received. An error behind the first one is raised again by the next call."""
+        size, until = 0, time.monotonic() + _PATIENCE
+        while size < len(buffer):
+            try:
+                read = self._file.readinto1(buffer[size:])
+            except (OSError, ValueError) as error:
+                if size:
+                    break
+                raise ResponseStreamingError(error=error) from error
+            size += read
+            if not read or time.monotonic() > until:
+                break
+        return size
 
     def error(self) -> bytes:
         """The whole body of an error response."""
@@ -361,28 +347,6 @@ def _length(method: str, status: int, headers: Mapping[str, str]) -> int:
     if not text.isdecimal():
         raise FallBackToBotocore("a body of unknown length")
     return int(text)
-
-
-def write_chunks(chunks: Iterable[bytes], sink: Sink, offset: int, limit: int) -> Iterator[int]:
-    """Write chunks at an offset of a file, at most `limit` bytes, and yield the size of each."""
-    done = 0
-    for chunk in chunks:
-        sink.write(memoryview(chunk)[: max(limit - done, 0)], offset + done)
-        done += len(chunk)
-        yield len(chunk)
-
-
-@contextmanager
-def _pipe() -> Iterator[tuple[int, int]]:
-    """A pipe, of as many bytes as a part if the system allows; both ends are closed at the end."""
-    outlet, inlet = os.pipe()
-    try:
-        with suppress(OSError):  # the pipes of a user have a limit; smaller ones take more calls
-            fcntl.fcntl(inlet, fcntl.F_SETPIPE_SZ, CHUNK)
-        yield outlet, inlet
-    finally:
-        os.close(outlet)
-        os.close(inlet)
 
 
 def _close_all(idle: "deque[Connection]") -> None:

@@ -54,13 +54,8 @@ class Partial:
 
     def write(self, data: bytes | memoryview, offset: int) -> None:
         with os_errors(f"write {self.path}"), self._write_lock:
-            write_at(self.descriptor, data, offset)
-
-    def splice(self, pipe: int, size: int, offset: int) -> None:
-        with os_errors(f"write {self.path}"), self._write_lock:
-            while size:
-                moved = os.splice(pipe, self.descriptor, size, offset_dst=offset)
-                size, offset = size - moved, offset + moved
+            for k in range(0, len(data), 256 * 1024):
+                write_at(self.descriptor, data[k : k + 256 * 1024], offset + k)
 
     def complete(self, number: int, size: int) -> None:
         """Mark a range of `size` bytes complete. Small ranges are journaled together; a kill may lose a few."""
@@ -73,10 +68,9 @@ class Partial:
         for complete in noted:
             self.write(b"\1", self._size + complete)
 
-    def feed(self, hasher: "hashlib._Hash", start: int, stop: int, buffer: memoryview | None = None) -> None:
+    def feed(self, hasher: "hashlib._Hash", start: int, stop: int) -> None:
         """Hash bytes of the file; recently written ones are still in the page cache."""
-        if buffer is None:
-            buffer = memoryview(bytearray(min(_HASHED_AT_ONCE, stop - start)))
+        buffer = memoryview(bytearray(min(_HASHED_AT_ONCE, stop - start)))
         with os_errors(f"read {self.path}"):
             while start < stop and (read := os.preadv(self.descriptor, [buffer[: stop - start]], start)):
                 hasher.update(buffer[:read])

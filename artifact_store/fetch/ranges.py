@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from nxpipe.artifact_store.backends.files import Scratch, scratch
 from nxpipe.artifact_store.backends.no_symlinks import Subfolder
-from nxpipe.artifact_store.backends.protocol import CHUNK, Backend, ReadsIntoFiles, Sent, ignore_progress
+from nxpipe.artifact_store.backends.protocol import Backend, ReadsViews, Sent, ignore_progress
 from nxpipe.artifact_store.blobs import PUBLISH_AGAIN
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Changed, Corrupt, NotFound
@@ -102,8 +102,9 @@ def _reverted_on_errors(sent: Sent) -> Iterator[Sent]:
 
 
 def _copy(small: Scratch, blob: Blob, place: Backend, sent: Sent) -> None:
-    for chunk in _chunks(blob, place, sent):
+    for chunk in _chunks(blob, place, 0, blob.size + 1, 0):
         small.write(chunk)
+        sent(len(chunk))
     payload = small.finish()
     _verify(blob, place, payload.sha256, payload.size)
 
@@ -164,35 +165,22 @@ def _received(
     """Receive a blob from a position on into its place in a file; yields the size of each part, which is then in the
     file and hashed. Excess bytes are counted, but not written: they would overwrite the next blob."""
     blob = piece.blob
-    if not isinstance(place, ReadsIntoFiles):
-        for chunk in _chunks(blob, place, sent, position):
-            hasher.update(chunk)
-            file.write(memoryview(chunk)[: max(blob.size - position, 0)], piece.at + position)
-            position += len(chunk)
-            yield len(chunk)
-        return
-    sizes = place.read_into(
-        blob_path(blob), position, blob.size + 1, file, piece.at + position, max(blob.size - position, 0)
-    )
-    if sizes is None:
-        raise _absent(blob, place)
-    buffer = memoryview(bytearray(2 * CHUNK))
-    for size in sizes:
-        # What was written a moment ago is read from the caches of the processor.
-        file.feed(hasher, piece.at + position, piece.at + min(position + size, blob.size), buffer)
-        position += size
-        sent(size)
-        yield size
-
-
-def _chunks(blob: Blob, place: Backend, sent: Sent, start: int = 0) -> Iterator[bytes]:
-    # One byte beyond the expected size reveals a longer object without reading all of it.
-    chunks = place.read(blob_path(blob), start, blob.size + 1)
-    if chunks is None:
-        raise _absent(blob, place)
-    for chunk in chunks:
-        yield chunk
+    beyond = blob.size + 1  # which reveals a longer object
+    for chunk in _chunks(blob, place, position, beyond, piece.at + position):
+        file.write(memoryview(chunk)[: max(blob.size - position, 0)], piece.at + position)
+        hasher.update(chunk)
+        position += len(chunk)
         sent(len(chunk))
+        yield len(chunk)
+
+
+def _chunks(blob: Blob, place: Backend, start: int, stop: int, at: int) -> Iterator[bytes | memoryview]:
+    """The bytes for offset `at` of a file, in chunks, each of which is valid until the next one."""
+    path = blob_path(blob)
+    chunks = place.read_views(path, start, stop, at) if isinstance(place, ReadsViews) else place.read(path, start, stop)
+    if chunks is None:
+        raise NotFound(f"{place.url} holds no blob {blob.sha256} of {blob.size} bytes; {PUBLISH_AGAIN}")
+    return chunks
 
 
 def _verify(blob: Blob, place: Backend, sha256: str, size: int) -> None:
@@ -248,10 +236,7 @@ def _fetch_range(file: Partial, piece: Piece, number: int, place: Backend, sent:
     for _ in range(_TRIES):
         position = start
         try:
-            chunks = place.read(blob_path(blob), start, stop)
-            if chunks is None:
-                raise _absent(blob, place)
-            for chunk in chunks:
+            for chunk in _chunks(blob, place, start, stop, piece.at + start):
                 if stopped.is_set():
                     return
                 file.write(memoryview(chunk)[: stop - position], piece.at + position)
@@ -271,10 +256,6 @@ def _fetch_range(file: Partial, piece: Piece, number: int, place: Backend, sent:
 
 def _replaced(blob: Blob, place: Backend) -> Changed:
     return Changed(f"{place.url}/{blob_path(blob)} was replaced {_TRIES} times while it was read; read it again")
-
-
-def _absent(blob: Blob, place: Backend) -> NotFound:
-    return NotFound(f"{place.url} holds no blob {blob.sha256} of {blob.size} bytes; {PUBLISH_AGAIN}")
 
 
 def _corrupt(blob: Blob, place: Backend, fault: str) -> Corrupt:
