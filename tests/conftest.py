@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from tests.botocore_descriptions import share_descriptions
-from tests.tiers import commit_number, mark_unsampled, part_of, register_profiles
+from tests.tiers import NIGHTLY_TIMEOUT, commit_number, mark_unsampled, part_of, register_profiles
 
 ROOT = Path(__file__).parent.parent
 _NUMBERS: Final = count()  # pytest would list all folders for each new number
@@ -52,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
     number = config.stash[_SAMPLE] = commit_number(ROOT, config.getoption("--sample"))
     if config.getoption("--hypothesis-profile") is None and config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(number)
+    if config.getoption("--hypothesis-profile") == "nightly" and config.getoption("--timeout") is None:
+        config.option.timeout = NIGHTLY_TIMEOUT
 
 
 def _use_memory(config: pytest.Config) -> None:

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 THINNING: Final = 3  # keeps the commit tier within its six minutes; a mark states the share of a test beside others
 EXAMPLES: Final = {"commit": 10, "nightly": 200}  # examples of each property
+NIGHTLY_TIMEOUT: Final = 1800.0  # seconds of a test, for 20 times the examples of the commit tier's five minutes
 _AS_WRITTEN: Final = 50  # the profile size at which a test's own number applies unscaled
 
 
