@@ -298,7 +298,7 @@ class Body:
             yield part
 
     def _fill(self, buffer: memoryview) -> int:
-        """The number of bytes that were received. An error behind the first one is raised again by the next call."""
+        """The number of bytes that were received. An error after the first bytes is raised by the next call."""
         size, until = 0, time.monotonic() + _PATIENCE
         while size < len(buffer):
             try:
