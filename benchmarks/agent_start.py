@@ -310,9 +310,11 @@ def measure(folder: Path, gib: float, runs: int, rate: float | None, s5cmd: str)
             bench.copy()  # not counted: a virtual machine gets its memory from the host on first use
             for number in range(runs):
                 loads.append(os.getloadavg()[0])
-                steps = [lambda: agents.append(bench.agent()), lambda: copies.append(bench.copy())]
-                for step in steps if number % 2 else reversed(steps):
-                    step()
+                if number % 2:
+                    agents.append(bench.agent())
+                copies.append(bench.copy())
+                if not number % 2:
+                    agents.append(bench.agent())
                 print(f"run {number + 1}: load {loads[-1]:.1f}, {agents[-1]}, s5cmd {copies[-1]}", file=sys.stderr)
     finally:
         shutil.rmtree(folder)
