@@ -264,6 +264,7 @@ def _corrupt(blob: Blob, place: Backend, fault: str) -> Corrupt:
 
 T = TypeVar("T")
 
+_SIGNAL_SEEN: Final = 1.0  # seconds: a Ctrl-C just before a wait of the interpreter does not end that wait
 _SMALL: Final = 1024**2
 _SMALL_AT_ONCE: Final = 16  # small blobs mostly wait for the network
 _LARGE_AT_ONCE: Final = 2  # each has several streams; one is still hashed while the next is received
@@ -295,11 +296,13 @@ def at_once(
             for item in group:
                 function(item)
             continue
-        from concurrent.futures import ThreadPoolExecutor
+        from concurrent.futures import ThreadPoolExecutor, wait
 
         pool = ThreadPoolExecutor(streams)
         try:
             for done in [pool.submit(function, item) for item in group]:
+                while not done.done():
+                    wait((done,), _SIGNAL_SEEN)
                 done.result()
         except BaseException:
             if stopped:
