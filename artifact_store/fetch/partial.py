@@ -54,8 +54,7 @@ class Partial:
 
     def write(self, data: bytes | memoryview, offset: int) -> None:
         with os_errors(f"write {self.path}"), self._write_lock:
-            for k in range(0, len(data), 256 * 1024):
-                write_at(self.descriptor, data[k : k + 256 * 1024], offset + k)
+            write_at(self.descriptor, data, offset)
 
     def complete(self, number: int, size: int) -> None:
         """Mark a range of `size` bytes complete. Small ranges are journaled together; a kill may lose a few."""
