@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nxpipe.artifact_store import Store
-from nxpipe.artifact_store.backends.protocol import Backend
+from nxpipe.artifact_store.backends.protocol import Backend, ReadsViews
 from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.documents import written_now
@@ -35,8 +35,17 @@ class Counting:
         return getattr(self.inner, name)
 
 
+class CountingViews(Counting):
+    """The same for a backend that reads in views of one buffer."""
+
+    def read_views(self, path: str, start: int, stop: int, at: int) -> Any:
+        self.reads.append((path, start))
+        self.before_read(path, start)
+        return self.inner.read_views(path, start, stop, at)  # type: ignore[attr-defined]
+
+
 def counting(inner: Backend) -> Any:
-    return Counting(inner)
+    return CountingViews(inner) if isinstance(inner, ReadsViews) else Counting(inner)
 
 
 def refuse(path: str, start: int) -> None:
