@@ -224,9 +224,11 @@ class Bench:
                 "NOTIFY_SOCKET": str(work / "notify"),
             }
             command = [str(Path(sys.executable).parent / "nxpipe"), "agent", "run", "--fleet", "chat", "--to", "served"]
+            environ = {**os.environ, **self.environment, **own}
+            environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the modules of an instance are compiled
             started = time.perf_counter()
             process = subprocess.Popen(
-                [*command, "--devices", "dev"], cwd=work, env={**os.environ, **self.environment, **own},
+                [*command, "--devices", "dev"], cwd=work, env=environ,
                 stdout=subprocess.DEVNULL, stderr=(self.folder / "agent.log").open("w"),
             )  # fmt: skip
             try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
-from nxpipe.artifact_store.backends.files import os_errors, write_at
+from nxpipe.artifact_store.backends.files import os_errors, reserve, write_at
 from nxpipe.artifact_store.backends.no_symlinks import FolderEntry, NotAFile, Subfolder, is_ours
 from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.artifact_store.fetch.local_files import date
@@ -55,6 +55,11 @@ class Partial:
     def write(self, data: bytes | memoryview, offset: int) -> None:
         with os_errors(f"write {self.path}"), self._write_lock:
             write_at(self.descriptor, data, offset)
+
+    def reserve(self, offset: int, size: int) -> None:
+        """Allocate the blocks of bytes that are about to be received."""
+        with os_errors(f"write {self.path}"), self._write_lock:
+            reserve(self.descriptor, offset, size)
 
     def complete(self, number: int, size: int) -> None:
         """Mark a range of `size` bytes complete. Small ranges are journaled together; a kill may lose a few."""

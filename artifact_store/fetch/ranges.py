@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 IN_RANGES_ABOVE: Final = 64 * 1024**2
 RANGE: Final = 32 * 1024**2
 STREAMS: Final = 6  # concurrent ranges that saturate one process
+_RESERVED_FROM: Final = 1024**2  # bytes
 _UNHASHED: Final = 8  # ranges ahead of the hash, which are then still in the page cache
 _TRIES: Final = 3  # of a range whose object is replaced during the read
 
@@ -74,6 +75,8 @@ def receive(blob: Blob, spot: Subfolder, use: Callable[[str, int], None], place:
 
 def fill(file: Partial, piece: Piece, place: Backend, sent: Sent) -> None:
     """Write a blob at its offset of a file, verified. Complete ranges of a large blob are not received again."""
+    if piece.blob.size >= _RESERVED_FROM:
+        file.reserve(piece.at, piece.blob.size)
     with _reverted_on_errors(sent) as report:
         if piece.ranges == 1:
             _stream(file, piece, place, report)

@@ -1,5 +1,6 @@
 """A folder under errors of the operating system: one sentence, no partial file, and a successful retry."""
 
+import ctypes
 import errno
 import os
 import resource
@@ -9,7 +10,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from nxpipe.artifact_store.backends.files import copy_into
+from nxpipe.artifact_store.backends.files import copy_into, reserve
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.backends.protocol import CHUNK, Payload
 from nxpipe.artifact_store.documents import Blob
@@ -139,6 +140,50 @@ def test_what_the_kernel_does_not_copy_inside_is_copied_all_the_same(
     with (tmp_path / "source").open("rb") as source, (tmp_path / "target").open("wb") as target:
         copy_into(target.fileno(), source, 5)
     assert (tmp_path / "target").read_bytes() == bytes(5) + data
+
+
+needs_fallocate = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "fallocate"), reason="needs fallocate of Linux")
+
+
+@needs_fallocate
+def test_bytes_that_are_to_be_received_have_their_blocks(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w+b") as file:
+        file.write(b"kept")
+        file.truncate(3 * CHUNK)
+        file.flush()
+        reserve(file.fileno(), 0, 2 * CHUNK)
+        status = os.fstat(file.fileno())
+    assert (tmp_path / "file").read_bytes() == b"kept" + bytes(3 * CHUNK - 4)
+    assert 2 * CHUNK <= status.st_blocks * 512 < 3 * CHUNK
+
+
+@needs_fallocate
+def test_a_full_disk_is_reported_before_a_blob_is_received(tmp_path: Path) -> None:
+    """A limit on the size of a file stands in for the disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with (tmp_path / "file").open("wb") as file:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (CHUNK, hard))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                reserve(file.fileno(), 0, 2 * CHUNK)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@needs_fallocate
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM], ids=errno.errorcode.get)
+def test_a_file_system_that_does_not_allocate_in_advance_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    class Lacking:
+        def fallocate(self, *_: object) -> int:
+            ctypes.set_errno(code)
+            return -1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Lacking())
+    with (tmp_path / "file").open("wb") as file:
+        reserve(file.fileno(), 0, CHUNK)
+    assert (tmp_path / "file").stat().st_size == 0
 
 
 def test_a_copy_to_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
