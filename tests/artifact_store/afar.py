@@ -27,9 +27,12 @@ class Counting:
         self.before_read: Callable[[str, int], None] = lambda path, start: None
 
     def read(self, path: str, start: int = 0, stop: int | None = None, *, tag: str | None = None) -> Any:
+        self._count(path, start)
+        return self.inner.read(path, start, stop, tag=tag)
+
+    def _count(self, path: str, start: int) -> None:
         self.reads.append((path, start))
         self.before_read(path, start)
-        return self.inner.read(path, start, stop, tag=tag)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -39,8 +42,7 @@ class CountingViews(Counting):
     """The same for a backend that reads in views of one buffer."""
 
     def read_views(self, path: str, start: int, stop: int, at: int) -> Any:
-        self.reads.append((path, start))
-        self.before_read(path, start)
+        self._count(path, start)
         return self.inner.read_views(path, start, stop, at)  # type: ignore[attr-defined]
 
 
