@@ -9,13 +9,13 @@ import pytest
 from tests import conftest
 from tests.tiers import THINNING
 
-MODULE = """
+MODULE = f"""
 import pytest
 
 pytestmark = pytest.mark.sample(2)
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize(("a", "b"), [(number, -number) for number in range(9)])
+@pytest.mark.parametrize(("a", "b"), [(number, -number) for number in range(3 * {THINNING})])
 @pytest.mark.parametrize("c", range(3))
 def test_swept(a, b, c): ...
 

@@ -1,9 +1,9 @@
 """The two tiers of the tests, and the sample of a large test in the commit tier (docs/testing.md).
 
-Tests and modules marked `sample(n)` run one (3 n)-th of their cases in the commit tier (`THINNING` is 3): those where
-the number of the commit, a number for the test's name and the number of the case add up to a multiple of 3 n. So 3 n
+Tests and modules marked `sample(n)` run one (4 n)-th of their cases in the commit tier (`THINNING` is 4): those where
+the number of the commit, a number for the test's name and the number of the case add up to a multiple of 4 n. So 4 n
 successive numbers run all cases, and all workers and reruns of a commit run the same cases. The other cases get the
-mark `slow`, which is the nightly tier's. `sample(n, "name")` runs all cases of all tests with this name on one of 3 n
+mark `slow`, which is the nightly tier's. `sample(n, "name")` runs all cases of all tests with this name on one of 4 n
 commits: those with one expensive fixture.
 """
 
@@ -16,7 +16,7 @@ from zlib import crc32
 import pytest
 from hypothesis import HealthCheck, settings
 
-THINNING: Final = 3  # keeps the commit tier within its six minutes; a mark states the share of a test beside others
+THINNING: Final = 4  # keeps the commit tier within its six minutes; a mark states the share of a test beside others
 EXAMPLES: Final = {"commit": 10, "nightly": 200}  # examples of each property
 NIGHTLY_TIMEOUT: Final = 1800.0  # seconds of a test, for 20 times the examples of the commit tier's five minutes
 _AS_WRITTEN: Final = 50  # the profile size at which a test's own number applies unscaled
