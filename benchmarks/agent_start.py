@@ -1,6 +1,6 @@
 """Time from the start of the agent to a ready server, beside s5cmd's time for the bytes of the artifact alone.
 
-    nice -n -15 python benchmarks/agent_start.py FOLDER [--gib 16] [--runs 3] [--rate MB] [--s5cmd PATH]
+    nice -n -15 python benchmarks/agent_start.py FOLDER [--gib 16] [--runs 3] [--rate MB] [--held] [--s5cmd PATH]
 
 FOLDER is new, on the file system to be measured, with space for twice the bytes. The artifact is a checkpoint in the
 shape of an 8B Llama, of random bytes, as the payload of a foreign runtime: four safetensors files, stored by tensor. An
@@ -9,6 +9,9 @@ server that is ready at once; it ends with READY=1 to systemd's socket, where th
 copies the same objects into a folder of the same file system. Both alternate, and so does which of them is first, after
 a copy that is not counted. Before each run, what was written is flushed and removed, and the objects are dropped from
 the page cache.
+
+With --held the free memory of a virtual machine is held before each run and released as the run takes it
+(benchmarks/held_memory.py), so that the host does not take it back and give it again during the run.
 
 A real agent flushes what it fetched before it says so; s5cmd does not, so `s5cmd + sync` has the flush added.
 """
@@ -26,7 +29,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -192,6 +195,22 @@ class Bench:
     url: str
     s5cmd: str
     size: int
+    is_held: bool = False
+
+    @contextmanager
+    def memory(self) -> Iterator[None]:
+        """Memory of the machine's own for a run, if that was asked for."""
+        if not self.is_held:
+            yield
+            return
+        command = [sys.executable, str(ROOT / "benchmarks/held_memory.py")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as holder:
+            assert holder.stdout is not None
+            holder.stdout.readline()
+            try:
+                yield
+            finally:
+                holder.kill()
 
     def prepared(self) -> Path:
         """A new folder to write into, with nothing of an earlier run in memory or waiting to be written."""
@@ -210,7 +229,11 @@ class Bench:
         (work / "dev").mkdir()
         (work / "dev/neuron0").touch()
         (work / "health").touch()  # what the server answers
-        with metadata_service() as metadata, closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as systemd:
+        with (
+            self.memory(),
+            metadata_service() as metadata,
+            closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as systemd,
+        ):
             metadata.values |= {
                 "instance-id": "i-0123456789abcdef0",
                 "instance-type": "inf2.xlarge",
@@ -265,15 +288,17 @@ class Bench:
     def copy(self) -> tuple[float, float]:
         """Seconds of s5cmd, and of s5cmd with a flush of what it wrote."""
         work = self.prepared()
-        started = time.perf_counter()
         command = [self.s5cmd, "--log", "error", "cp", f"{self.url}/cas/*", f"{work}/copy/"]
-        subprocess.run(command, env={**os.environ, **self.environment}, check=True)
-        seconds = time.perf_counter() - started
-        subprocess.run(["sync", "-f", str(work)], check=True)
+        with self.memory():
+            started = time.perf_counter()
+            subprocess.run(command, env={**os.environ, **self.environment}, check=True)
+            seconds = time.perf_counter() - started
+            subprocess.run(["sync", "-f", str(work)], check=True)
+            flushed = time.perf_counter() - started
         found = sum(path.stat().st_size for path in (work / "copy").rglob("*") if path.is_file())
         if found < self.size:
             raise RuntimeError(f"s5cmd copied {found:,} bytes of {self.size:,}")
-        return seconds, time.perf_counter() - started
+        return seconds, flushed
 
 
 def _sample(process: int, run: AgentRun, has_begun: threading.Event) -> None:
@@ -300,14 +325,14 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def measure(folder: Path, gib: float, runs: int, rate: float | None, s5cmd: str) -> dict[str, Any]:
+def measure(folder: Path, gib: float, runs: int, rate: float | None, is_held: bool, s5cmd: str) -> dict[str, Any]:
     folder.mkdir(parents=True)
     (folder / "s3").mkdir()
     try:
         limit = ("--rate", str(rate)) if rate else ()
         with on_our_server(folder / "s3", *limit) as (url, environment):
             os.environ.update(environment)
-            bench = Bench(folder, environment, url, s5cmd, publish(open_store(url), gib))
+            bench = Bench(folder, environment, url, s5cmd, publish(open_store(url), gib), is_held)
             agents, copies, loads = [], [], []
             bench.copy()  # not counted: a virtual machine gets its memory from the host on first use
             for number in range(runs):
@@ -342,10 +367,12 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=16)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--rate", type=float, help="MB a second of the server; default: no limit")
+    parser.add_argument("--held", action="store_true", help="keep the host from taking memory back between runs")
     parser.add_argument("--s5cmd", default="s5cmd")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs every `finally`
-    print(json.dumps(measure(options.folder, options.gib, options.runs, options.rate, options.s5cmd), indent=1))
+    result = measure(options.folder, options.gib, options.runs, options.rate, options.held, options.s5cmd)
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":
