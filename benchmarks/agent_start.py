@@ -199,7 +199,7 @@ class Bench:
 
     @contextmanager
     def memory(self) -> Iterator[None]:
-        """Memory of the machine's own for a run, if that was asked for."""
+        """Hold the free memory for a run, with --held."""
         if not self.is_held:
             yield
             return
